@@ -88,11 +88,8 @@ func parse(name string, text []byte) (*Manifest, error) {
 	if len(text) > MaxFile {
 		return nil, fmt.Errorf("it has more than %s", turnstone.Bytes(MaxFile).Human())
 	}
-	if err := tomlnest.Check(string(text)); err != nil {
-		return nil, err
-	}
 	var f file
-	md, err := toml.Decode(string(text), &f)
+	md, err := tomlnest.Decode(string(text), &f)
 	if err != nil {
 		var fault toml.ParseError
 		if errors.As(err, &fault) && fault.Message != "" {

@@ -70,11 +70,8 @@ func parseLock(b []byte) (*Lock, error) {
 	if len(b) > maxLock {
 		return nil, failed(fmt.Errorf("is larger than %d bytes", maxLock))
 	}
-	if err := tomlnest.Check(string(b)); err != nil {
-		return nil, failed(err)
-	}
 	l := &Lock{}
-	md, err := toml.NewDecoder(bytes.NewReader(b)).Decode(l)
+	md, err := tomlnest.Decode(string(b), l)
 	switch undecoded := md.Undecoded(); {
 	case err != nil:
 		return nil, failed(err)

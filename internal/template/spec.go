@@ -215,11 +215,8 @@ func parse(name string, b []byte, dir fs.FS) (*Spec, error) {
 	if len(b) > maxSpec {
 		return nil, fmt.Errorf("is larger than %d bytes", maxSpec)
 	}
-	if err := tomlnest.Check(string(b)); err != nil {
-		return nil, err
-	}
-	var t specTOML
-	md, err := toml.NewDecoder(bytes.NewReader(b)).Decode(&t)
+	t := specTOML{}
+	md, err := tomlnest.Decode(string(b), &t)
 	if err != nil {
 		return nil, wrongType(err)
 	}

@@ -5,12 +5,22 @@ package tomlnest
 import (
 	"errors"
 	"strings"
+
+	"github.com/BurntSushi/toml"
 )
 
 // Max is how deep keys and values may be nested.
 const Max = 32
 
 var errDeep = errors.New("its keys or values are nested too deeply")
+
+// Decode decodes a text that Check accepts into v.
+func Decode(text string, v any) (toml.MetaData, error) {
+	if err := Check(text); err != nil {
+		return toml.MetaData{}, err
+	}
+	return toml.Decode(text, v)
+}
 
 // Check refuses a text whose nesting is deeper than Max. It does not need to be TOML: what Check takes
 // for the inside of a string, the parser takes for that too, or fails there.
