@@ -1117,6 +1117,10 @@ export interface TurnSettings {
   filesSent?: boolean;
   /** When the turn keeps what it has done so far. */
   checkpoint?: "none" | "step";
+  /** The isolation that the sandbox has to have. */
+  isolation?: "any" | "microvm";
+  /** The system that the template has to have, such as bookworm-amd64. */
+  guest?: string;
   /** The ID of an interrupted turn of the session, which continues after its last finished step. Only session, secrets, secretHeaders and commands may be set with it, and the document is the turn's. */
   resume?: string;
 }

@@ -729,6 +729,8 @@ class TurnSettings(TypedDict, total=False):
     add: list[TurnTransfer]
     filesSent: bool
     checkpoint: Literal["none", "step"]
+    isolation: Literal["any", "microvm"]
+    guest: str
     resume: str
 
 
