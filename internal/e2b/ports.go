@@ -45,6 +45,9 @@ func (d *Door) servePort(w http.ResponseWriter, r *http.Request, f Found, port u
 		},
 		ErrorLog: log.New(io.Discard, "", 0),
 	}
+	// Otherwise the server closes the request's body when the answer begins. A sandbox that answers
+	// before its proxy has seen the body's end would lose its connection in the middle of the answer.
+	_ = http.NewResponseController(w).EnableFullDuplex() // an error: HTTP/2, which is
 	proxy.ServeHTTP(w, r)
 }
 
