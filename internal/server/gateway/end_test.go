@@ -153,13 +153,22 @@ func TestConnectionLimits(t *testing.T) {
 		}
 		return c
 	}
-	first, second, third := ok(from(s, 1)), ok(from(s, 2)), ok(from(s, 1))
+	// a connection is idle a moment after its caller has the answer
+	idle := func(n int, c net.Conn) net.Conn {
+		for waiting := -1; waiting != n; time.Sleep(time.Millisecond) {
+			s.network.mu.Lock()
+			waiting = s.network.idle.Len()
+			s.network.mu.Unlock()
+		}
+		return c
+	}
+	first, second, third := idle(1, ok(from(s, 1))), idle(2, ok(from(s, 2))), idle(3, ok(from(s, 1)))
 	if got := ask(from(s, 1)); !strings.Contains(got, "503") || !strings.Contains(got, "the address has 2") {
 		t.Error(got)
 	}
-	ok(from(s, 3))
-	ok(first)      // now the second has been idle for longest
-	ok(from(s, 4)) // and makes room
+	idle(4, ok(from(s, 3)))
+	idle(4, ok(first)) // now the second has been idle for longest
+	ok(from(s, 4))     // and makes room
 	if got := ask(second); strings.Contains(got, "200") {
 		t.Error(got)
 	}
