@@ -102,6 +102,11 @@ soak: setup-tests build ## run turns through a server with kills for SOAK_FOR (d
 	TURN_SOAK_FOR=$(or $(SOAK_FOR),1h) $(GO) test -v -timeout 0 -count 1 -run '^TestSoak$$' ./cmd/turn
 	TURN_SOAK_TURNS=$(or $(SOAK_TURNS),2000) $(GO) test -v -timeout 0 -count 1 -run '^TestSoak$$' ./cmd/turn
 
+.PHONY: test-ui
+test-ui: ## run the tests of turn ui in Chromium, which they need alone
+	@scripts/setup ui >&2
+	TURN_TEST_BROWSER=1 $(GO) test -v -timeout $(TIMEOUT) -count 1 ./internal/ui
+
 .PHONY: image
 image: build ## build the OCI image bin/turnstone-image.tar, and print its digest
 	@$(GO) run ./packaging/image --out bin/turnstone-image.tar $(if $(PUSH),--push $(PUSH))

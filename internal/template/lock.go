@@ -76,8 +76,7 @@ func parseLock(b []byte) (*Lock, error) {
 	case err != nil:
 		return nil, failed(err)
 	case l.Version != lockVersion:
-		return nil, failed(fmt.Errorf("has version %d; this program supports %d", l.Version,
-			lockVersion))
+		return nil, failed(fmt.Errorf("has version %d; this program supports %d", l.Version, lockVersion))
 	case len(undecoded) > 0:
 		return nil, failed(fmt.Errorf("unknown key %q", undecoded[0].String()))
 	case !validDigest(l.Spec) || !validDigest(l.FSHash):

@@ -45,9 +45,12 @@ type message struct {
 // open starts a browser with a window of a size, and skips the test if there is none.
 func open(t *testing.T, width, height int, scheme string) *browser {
 	t.Helper()
+	if os.Getenv("TURN_TEST_BROWSER") == "" {
+		t.Skip("a browser on a busy machine takes minutes: make test-ui runs these tests")
+	}
 	program, err := exec.LookPath("chromium")
 	if err != nil {
-		t.Skip("the package chromium is not installed: scripts/setup tests installs it")
+		t.Skip("the package chromium is not installed: scripts/setup ui installs it")
 	}
 	read, in, err := os.Pipe()
 	if err != nil {

@@ -126,8 +126,8 @@ func writeClass(b *bytes.Buffer, domain, name, base string, all []prop) {
 	// keywords of Python need the other form of the definition
 	b.Truncate(b.Len() - len(fmt.Sprintf("\n\nclass %s(%s):\n", name, base)))
 	total := ""
-	if cut, is := strings.CutSuffix(base, ", total=False"); is {
-		total, base = ", total=False", cut
+	if strings.HasSuffix(base, ", total=False") {
+		total = ", total=False"
 	}
 	fmt.Fprintf(b, "\n\n%s = TypedDict(\n    %q,\n    {\n", name, name)
 	for _, p := range all {
