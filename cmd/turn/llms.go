@@ -2,6 +2,7 @@ package main
 
 import (
 	_ "embed" // the page
+	"strings"
 
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
@@ -14,6 +15,10 @@ var llms string
 
 // printLLMs prints the page for agents.
 func printLLMs(a *cli.App) error {
-	_, err := terminal.Printf(a.Stdout, "%s", llms)
-	return err
+	for line := range strings.Lines(llms) { // it escapes the end of a line
+		if _, err := terminal.Println(a.Stdout, strings.TrimSuffix(line, "\n")); err != nil {
+			return err
+		}
+	}
+	return nil
 }
