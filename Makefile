@@ -82,8 +82,8 @@ export TEST_KERNEL
 
 # The scripts that start machines, and the corpus of deterministic programs, run without the race
 # detector, because it makes each of their many processes slow; the other tests of the packages run
-# with it. The soak runs for ten minutes more, with faults, and the suites in other
-# languages beside it. After a failed part the other parts still run.
+# with it. The soak runs for ten minutes more, with faults, and the suites in other languages beside
+# it. After a failed part the other parts still run. test-ui is not part of it: it needs a browser.
 .PHONY: test
 test: setup-tests build check proto-check ## set up, build, and run every test; as root, some again as a user
 	@set -x; failed=0; \
