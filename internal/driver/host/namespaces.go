@@ -34,14 +34,30 @@ func forbidding() []setting {
 	return all
 }
 
-// NamespaceSettings returns the settings that currently forbid namespaces. A result that depends on
-// namespaces is valid as long as this text stays the same.
+// NamespaceSettings returns what decides whether this process gets namespaces: the settings that
+// currently forbid them, and the process's own rights, which differ between the host and a container
+// on it. A result that depends on namespaces is valid as long as this text stays the same.
 func NamespaceSettings() string {
 	var names []string
 	for _, s := range forbidding() {
 		names = append(names, s.name())
 	}
-	return strings.Join(names, ",")
+	return strings.Join(append(names, rights()...), ",")
+}
+
+// rights returns the lines of /proc/self/status that bound what a child may do, and the map of the
+// user namespace (proc(5), user_namespaces(7)).
+func rights() (all []string) {
+	status, _ := os.ReadFile("/proc/self/status") // none: the text has no rights
+	for line := range strings.Lines(string(status)) {
+		for _, name := range []string{"CapEff:", "CapBnd:", "NoNewPrivs:", "Seccomp:"} {
+			if strings.HasPrefix(line, name) {
+				all = append(all, strings.Join(strings.Fields(line), ""))
+			}
+		}
+	}
+	users, _ := os.ReadFile("/proc/self/uid_map")
+	return append(all, "users:"+strings.Join(strings.Fields(string(users)), " "))
 }
 
 // NoUserNamespaces returns the first of these settings with its value, such as
