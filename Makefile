@@ -85,7 +85,7 @@ export TEST_KERNEL
 # with it. The soak runs for ten minutes more, with faults, and the suites in other languages beside
 # it. After a failed part the other parts still run. test-ui is not part of it: it needs a browser.
 .PHONY: test
-test: setup-tests build check proto-check ## set up, build, and run every test; as root, some again as a user
+test: setup-tests build check proto-check chart-check ## set up, build, and run every test; as root, some again as a user
 	@set -x; failed=0; \
 	$(GO) test -race -timeout $(TIMEOUT) -skip '^TestMachine(Script$$|Corpus)' ./... || failed=1; \
 	$(GO) test -timeout $(TIMEOUT) -run '^TestMachine(Script$$|Corpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
@@ -110,6 +110,14 @@ test-ui: ## run the tests of turn ui in Chromium, which they need alone
 .PHONY: image
 image: build ## build the OCI image bin/turnstone-image.tar, and print its digest
 	@$(GO) run ./packaging/image --out bin/turnstone-image.tar $(if $(PUSH),--push $(PUSH))
+
+.PHONY: node-image
+node-image: setup build ## the same for nodes of a cluster: bin/turnstone-node-image.tar
+	@$(GO) run ./packaging/image --node --out bin/turnstone-node-image.tar $(if $(PUSH),--push $(PUSH))
+
+.PHONY: chart-check
+chart-check: ## lint the Helm chart, and compare packaging/kubernetes with it
+	@scripts/chart --check
 
 .PHONY: cross
 cross: ## build and vet the client for macOS and Windows

@@ -37,15 +37,7 @@ func Build(bin string) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	var files []file
-	for _, name := range programs {
-		b, err := os.ReadFile(filepath.Join(bin, name))
-		if err != nil {
-			return nil, err
-		}
-		files = append(files, file{path: "usr/bin/" + name, mode: 0o755, content: b})
-	}
-	program, err := layer(files)
+	program, err := programLayer(bin)
 	if err != nil {
 		return nil, err
 	}
@@ -55,6 +47,28 @@ func Build(bin string) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
+	return configure(image, v1.Config{
+		User:       fmt.Sprintf("%d:%d", user, user),
+		Env:        []string{"PATH=/usr/bin", "TURN_HOME=" + home},
+		WorkingDir: home,
+	})
+}
+
+// programLayer returns the layer with the programs in the folder bin.
+func programLayer(bin string) (v1.Layer, error) {
+	var files []file
+	for _, name := range programs {
+		b, err := os.ReadFile(filepath.Join(bin, name))
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, file{path: "usr/bin/" + name, mode: 0o755, content: b})
+	}
+	return layer(files)
+}
+
+// configure gives the image its configuration: c, and what all images of the project have.
+func configure(image v1.Image, c v1.Config) (v1.Image, error) {
 	config, err := image.ConfigFile()
 	if err != nil {
 		return nil, err
@@ -62,19 +76,13 @@ func Build(bin string) (v1.Image, error) {
 	config = config.DeepCopy()
 	config.OS, config.Architecture = "linux", runtime.GOARCH
 	config.Created = v1.Time{Time: time.Unix(0, 0).UTC()}
-	config.Config = v1.Config{
-		User:       fmt.Sprintf("%d:%d", user, user),
-		Env:        []string{"PATH=/usr/bin", "TURN_HOME=" + home},
-		Entrypoint: []string{"/usr/bin/turn"},
-		Cmd:        []string{"serve"},
-		WorkingDir: home,
-		StopSignal: "SIGTERM",
-		Volumes:    map[string]struct{}{home: {}},
-		Labels: map[string]string{
-			"org.opencontainers.image.title":   "turnstone",
-			"org.opencontainers.image.version": turnstone.Version,
-		},
+	c.Entrypoint, c.Cmd, c.StopSignal = []string{"/usr/bin/turn"}, []string{"serve"}, "SIGTERM"
+	c.Volumes = map[string]struct{}{home: {}}
+	c.Labels = map[string]string{
+		"org.opencontainers.image.title":   "turnstone",
+		"org.opencontainers.image.version": turnstone.Version,
 	}
+	config.Config = c
 	return mutate.ConfigFile(image, config)
 }
 

@@ -3,7 +3,6 @@ package main
 import (
 	"archive/tar"
 	"bufio"
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -122,7 +121,7 @@ func TestArchiveAndPush(t *testing.T) {
 	ref := strings.TrimPrefix(server.URL, "http://") + "/turnstone:test"
 	out := filepath.Join(t.TempDir(), "image.tar")
 	bin := fake(t, "a")
-	check(t, run(context.Background(), bin, out, ref))
+	check(t, run(t.Context(), false, bin, out, ref))
 	at, err := name.ParseReference(ref)
 	check(t, err)
 	pushed, err := remote.Image(at)

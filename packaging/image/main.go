@@ -1,6 +1,6 @@
-// Command image builds the OCI image of the server from built programs, without a container engine:
+// Command image builds the OCI images of the server from built programs, without a container engine:
 // as an archive for "docker load" and "podman load", and, with --push, in a registry. It prints the
-// image's digest, which is the same for the same programs.
+// image's digest, which is the same for the same programs. With --node it is the image of a node.
 package main
 
 import (
@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/template/debian"
 )
 
 func main() {
@@ -24,22 +25,35 @@ func main() {
 	out := flag.String("out", "", "write an archive to this file")
 	push := flag.String("push", "", "push to this name in a registry, such as "+
 		"registry.example.org/turnstone:1.0; credentials are those of docker login")
+	node := flag.Bool("node", false, "the image of a node: Debian, and what builds templates and starts "+
+		"sandboxes; TURN_DEBIAN_MIRROR and TURN_DEBIAN_SECURITY_MIRROR name mirrors")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, *bin, *out, *push); err != nil {
+	if err := run(ctx, *node, *bin, *out, *push); err != nil {
 		fmt.Fprintln(os.Stderr, "image:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, bin, out, push string) error {
-	image, err := Build(bin)
+func run(ctx context.Context, node bool, bin, out, push string) error {
+	image, title, err := v1.Image(nil), "turnstone", error(nil)
+	if node {
+		title += "-node"
+		var closed func() error
+		image, closed, err = BuildNode(ctx, bin, "", debian.Mirrors{Main: os.Getenv("TURN_DEBIAN_MIRROR"),
+			Security: os.Getenv("TURN_DEBIAN_SECURITY_MIRROR")}, os.Stderr)
+		if err == nil {
+			defer func() { _ = closed() }()
+		}
+	} else {
+		image, err = Build(bin)
+	}
 	if err != nil {
 		return err
 	}
 	if out != "" {
-		if err := archive(out, image); err != nil {
+		if err := archive(out, title, image); err != nil {
 			return err
 		}
 	}
@@ -60,9 +74,9 @@ func run(ctx context.Context, bin, out, push string) error {
 	return err
 }
 
-// archive writes the image under the name turnstone:VERSION.
-func archive(path string, image v1.Image) error {
-	tag, err := name.NewTag("turnstone:" + turnstone.Version)
+// archive writes the image under the name TITLE:VERSION.
+func archive(path, title string, image v1.Image) error {
+	tag, err := name.NewTag(title + ":" + turnstone.Version)
 	if err != nil {
 		return err
 	}

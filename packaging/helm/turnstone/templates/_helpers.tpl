@@ -1,0 +1,114 @@
+{{- define "turnstone.name" -}}
+{{- trunc 40 .Release.Name | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "turnstone.labels" -}}
+app.kubernetes.io/name: turnstone
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{/* turnstone.selector: {root, role} */}}
+{{- define "turnstone.selector" -}}
+app.kubernetes.io/name: turnstone
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .role }}
+{{- end -}}
+
+{{- define "turnstone.image" -}}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) -}}
+{{- end -}}
+
+{{- define "turnstone.nodeImage" -}}
+{{- printf "%s:%s" .Values.nodeImage.repository (default .Chart.AppVersion .Values.nodeImage.tag) -}}
+{{- end -}}
+
+{{/* turnstone.peerSecret: {root, role}: the secret with the certificate of a role */}}
+{{- define "turnstone.peerSecret" -}}
+{{- $named := index .root.Values.peers.secrets .role -}}
+{{- if $named -}}{{ $named }}
+{{- else if .root.Values.peers.generate -}}{{ printf "%s-peer-%s" (include "turnstone.name" .root) .role }}
+{{- else -}}{{ fail (printf "peers.secrets.%s: name a secret, or set peers.generate" .role) }}
+{{- end -}}
+{{- end -}}
+
+{{/* turnstone.variable: a setting's variable: limits.rate is TURN_SERVER_LIMITS_RATE */}}
+{{- define "turnstone.variable" -}}
+TURN_SERVER_{{ . | upper | replace "." "_" }}
+{{- end -}}
+
+{{/* turnstone.settings: {settings, taken}: further settings as variables */}}
+{{- define "turnstone.settings" -}}
+{{- range $key, $value := .settings }}
+{{- if has $key $.taken }}{{ fail (printf "settings: %s is set by the chart" $key) }}{{ end }}
+- name: {{ include "turnstone.variable" $key }}
+  value: {{ $value | toString | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* turnstone.roleEnv: {root, role}: what all roles have */}}
+{{- define "turnstone.roleEnv" -}}
+- {name: TURN_HOME, value: {{ ternary "/var/lib/turnstone" "/var/lib/turnstone/home" (eq .role "gateway") }}}
+- {name: TURN_SERVER_NAME, value: {{ .root.Values.name | quote }}}
+- {name: TURN_SERVER_LOG_FORMAT, value: json}
+- {name: TURN_SERVER_PEERS_AUTHORITY, value: /etc/turnstone/peer/ca.crt}
+- {name: TURN_SERVER_PEERS_CERTIFICATE, value: /etc/turnstone/peer/tls.crt}
+- {name: TURN_SERVER_PEERS_KEY, value: /etc/turnstone/peer/tls.key}
+{{- if ne .role "controller" }}
+- {name: TURN_SERVER_PEERS_CONTROLLER, value: "{{ include "turnstone.name" .root }}-controller.{{ .root.Release.Namespace }}.svc:7421"}
+{{- end }}
+{{- if .root.Values.metrics.enabled }}
+- {name: TURN_SERVER_TELEMETRY_LISTEN, value: "0.0.0.0:9464"}
+- {name: TURN_SERVER_TELEMETRY_NETWORK, value: "on"}
+{{- end }}
+{{- end -}}
+
+{{/* turnstone.storeEnv: the bucket, for nodes */}}
+{{- define "turnstone.storeEnv" -}}
+{{- with .Values.store }}
+{{- if .bucket }}
+- {name: TURN_STORE, value: {{ .bucket | quote }}}
+{{- with .endpoint }}
+- {name: AWS_ENDPOINT_URL_S3, value: {{ . | quote }}}
+{{- end }}
+{{- with .region }}
+- {name: AWS_REGION, value: {{ . | quote }}}
+{{- end }}
+{{- if .credentialsSecret }}
+- name: AWS_ACCESS_KEY_ID
+  valueFrom: {secretKeyRef: {name: {{ .credentialsSecret }}, key: AWS_ACCESS_KEY_ID}}
+- name: AWS_SECRET_ACCESS_KEY
+  valueFrom: {secretKeyRef: {name: {{ .credentialsSecret }}, key: AWS_SECRET_ACCESS_KEY}}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* turnstone.unprivileged: a container without any right */}}
+{{- define "turnstone.unprivileged" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  runAsNonRoot: true
+  capabilities: {drop: [ALL]}
+  seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "turnstone.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "turnstone.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+{{- range . }}
+  - name: {{ . }}
+{{- end }}
+{{- end }}
+{{- end -}}
