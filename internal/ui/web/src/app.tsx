@@ -1,5 +1,5 @@
 import { h, Fragment, render } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { post, type Graph, type Job, type Session } from "./api";
 import { ForkDialog, Help, MergeDialog, RunDialog, type MergeStart } from "./dialogs";
 import { Jobs, useJobs, verdict } from "./jobs";
@@ -94,12 +94,15 @@ function App() {
 	const read1 = () => document.getElementById("part")?.focus();
 	const tree = () => document.querySelector<HTMLElement>(".tree")?.focus();
 
-	useEffect(() => {
+	// Not useEffect: that runs after the next frame, and a key pressed before it would work with the
+	// selection of the frame before.
+	useLayoutEffect(() => {
 		const press = (e: KeyboardEvent) => {
 			const on = e.target as HTMLElement;
 			const types = on.matches("input,textarea,select");
 			if (e.key === "Escape" && !on.closest("dialog")) { on.blur(); tree(); return; }
 			if (types || on.closest("dialog") || e.ctrlKey || e.metaKey || e.altKey) return;
+			if (e.repeat && /^[rfmpvx?]$/.test(e.key)) return; // a held key does not start one thing after another
 			const inTree = on === document.body || !!on.closest(".tree");
 			let done = true;
 			switch (e.key) {

@@ -1,11 +1,12 @@
 import { h, Fragment, type ComponentChildren } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { get, post, type Conflict, type Job, type Merge, type Receipt, type Version } from "./api";
 import { Failed, G, bytes } from "./text";
 
 function Dialog({ title, close, children }: { title: string; close(): void; children: ComponentChildren }) {
 	const d = useRef<HTMLDialogElement>(null);
-	useEffect(() => { d.current!.showModal(); }, []);
+	// Before the next key: one that is pressed meanwhile is for the dialog.
+	useLayoutEffect(() => { d.current!.showModal(); }, []);
 	return <dialog ref={d} aria-label={title} onClose={close}>
 		<h2>{title}</h2>{children}
 	</dialog>;
