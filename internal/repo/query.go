@@ -3,8 +3,10 @@ package repo
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"path"
 	"slices"
 	"time"
@@ -77,13 +79,28 @@ func (x *Repo) Show(ctx context.Context, ref string) (*turnstone.TurnInfo, error
 	return i, nil
 }
 
-// Receipt returns the receipt of the turn that ref names, with its evidence. That of an interrupted
-// turn with a checkpoint has the results of the finished steps, that of another sealed one is the
-// last that was written; neither is signed.
+// Receipt returns the receipt of the turn that ref names, with its evidence. That of a running turn
+// is the last that was written, before its current step. That of an interrupted turn with a
+// checkpoint has the results of the finished steps, that of another sealed one is the last that was
+// written. None of these is signed.
 func (x *Repo) Receipt(ctx context.Context, ref string) ([]byte, error) {
 	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
 		return nil, err
+	}
+	if t.Status == turnstone.TurnRunning {
+		text, err := cs.lastReceipt(t)
+		if err == nil || !errors.Is(err, fs.ErrNotExist) {
+			return text, err
+		}
+		// It has ended since, or its first step has not begun.
+		if t, err = cs.DB.Resolve(ctx, string(t.ID)); err != nil {
+			return nil, err
+		}
+		if t.Status == turnstone.TurnRunning {
+			return nil, turnstone.NewError("executor.receipt", turnstone.KindNotFound,
+				fmt.Sprintf("turn %d", t.Number), errNoReceiptYet)
+		}
 	}
 	if t.Interrupted() {
 		c, err := cs.DB.Checkpoint(ctx, t.ID)

@@ -108,9 +108,15 @@ const (
 	sealedReceipt = "receipt.sealed"
 )
 
-// lastReceipt returns the receipt in the folder of a sealed turn that was interrupted.
+var errNoReceiptYet = errors.New("its first step has not begun, and it has no receipt yet")
+
+// lastReceipt returns the receipt in the folder of a turn that runs or was interrupted.
 func (cs *ContextStore) lastReceipt(t turnstone.Turn) ([]byte, error) {
-	b, err := os.ReadFile(filepath.Join(cs.dir.Path("turns", string(t.ID)), sealedReceipt))
+	dir := cs.dir.Path("turns", string(t.ID))
+	if !cs.Sealed() {
+		return os.ReadFile(filepath.Join(dir, receiptFile))
+	}
+	b, err := os.ReadFile(filepath.Join(dir, sealedReceipt))
 	if err != nil {
 		return nil, err
 	}
