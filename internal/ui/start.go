@@ -8,8 +8,8 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// A treeOut is what the page draws of a session. It is a fifth of a turnstone.Graph, whose digests
-// and IDs are most of it.
+// A treeOut is what the page draws of a session: a turnstone.Graph without the digests, which are
+// most of it.
 type treeOut struct {
 	Session  nameOut     `json:"session"`
 	Turns    []rowOut    `json:"turns"` // the newest first
