@@ -41,7 +41,7 @@ export function TurnView(p: Props) {
 				}}>{name}</button>)}
 		</div>
 		<div role="tabpanel" id="part" aria-labelledby={`tab-${p.tab}`} tabIndex={0} key={p.id + p.tab}>
-			{t.status === "running" && <Waiting>the turn runs; what it left so far is shown</Waiting>}
+			{t.status === "running" && <Waiting>the turn runs; its receipt was written before its current step, as if it ended there</Waiting>}
 			{p.tab === "receipt" && <ReceiptView id={t.id} again={[t.status, p.again].join()} />}
 			{p.tab === "commands" && <Commands id={t.id} again={t.status} />}
 			{p.tab === "files" && <Files id={t.id} />}
