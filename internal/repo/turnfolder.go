@@ -108,8 +108,6 @@ const (
 	sealedReceipt = "receipt.sealed"
 )
 
-var errNoReceiptYet = errors.New("its first step has not begun, and it has no receipt yet")
-
 // lastReceipt returns the receipt in the folder of a turn that runs or was interrupted.
 func (cs *ContextStore) lastReceipt(t turnstone.Turn) ([]byte, error) {
 	dir := cs.dir.Path("turns", string(t.ID))
