@@ -78,8 +78,7 @@ func (x *Repo) Show(ctx context.Context, ref string) (*turnstone.TurnInfo, error
 }
 
 // Receipt returns the receipt of the turn that ref names, with its evidence. That of a running turn
-// was written before its current step, that of an interrupted one before its last: see lastReceipt.
-// Neither is signed.
+// was written before its current step, that of an interrupted one before its last; none is signed.
 func (x *Repo) Receipt(ctx context.Context, ref string) ([]byte, error) {
 	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {

@@ -110,11 +110,10 @@ const (
 
 // lastReceipt returns the receipt in the folder of a turn that runs or was interrupted.
 func (cs *ContextStore) lastReceipt(t turnstone.Turn) ([]byte, error) {
-	dir := cs.dir.Path("turns", string(t.ID))
 	if !cs.Sealed() {
-		return os.ReadFile(filepath.Join(dir, receiptFile))
+		return os.ReadFile(cs.dir.Path("turns", string(t.ID), receiptFile))
 	}
-	b, err := os.ReadFile(filepath.Join(dir, sealedReceipt))
+	b, err := os.ReadFile(cs.dir.Path("turns", string(t.ID), sealedReceipt))
 	if err != nil {
 		return nil, err
 	}
