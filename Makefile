@@ -83,11 +83,14 @@ export TEST_KERNEL
 # The scripts that start machines, and the corpus of deterministic programs, run without the race
 # detector, because it makes each of their many processes slow; the other tests of the packages run
 # with it. The soak runs for ten minutes more, with faults, and the suites in other languages beside
-# it. After a failed part the other parts still run. test-ui is not part of it: it needs a browser.
+# it. After a failed part the other parts still run. The tests of turn ui run in Chromium, and keep
+# pictures of the page in .cache/pictures.
+BROWSER = TURN_TEST_BROWSER=1 TURN_TEST_PICTURES='$(CURDIR)/.cache/pictures'
+
 .PHONY: test
 test: setup-tests build check proto-check chart-check ## set up, build, and run every test; as root, some again as a user
 	@set -x; failed=0; \
-	$(GO) test -race -timeout $(TIMEOUT) -skip '^TestMachine(Script$$|Corpus)' ./... || failed=1; \
+	$(BROWSER) $(GO) test -race -timeout $(TIMEOUT) -skip '^TestMachine(Script$$|Corpus)' ./... || failed=1; \
 	$(GO) test -timeout $(TIMEOUT) -run '^TestMachine(Script$$|Corpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
 	TURN_SOAK_FOR=10m $(GO) test -timeout $(TIMEOUT) -count 1 -run '^TestSoak$$' ./cmd/turn & soak=$$!; \
 	scripts/test-suites || failed=1; \
@@ -103,9 +106,9 @@ soak: setup-tests build ## run turns through a server with kills for SOAK_FOR (d
 	TURN_SOAK_TURNS=$(or $(SOAK_TURNS),2000) $(GO) test -v -timeout 0 -count 1 -run '^TestSoak$$' ./cmd/turn
 
 .PHONY: test-ui
-test-ui: ## run the tests of turn ui in Chromium, which they need alone
-	@scripts/setup ui >&2
-	TURN_TEST_BROWSER=1 $(GO) test -v -timeout $(TIMEOUT) -count 1 ./internal/ui
+test-ui: setup-tests ## run the tests of turn ui in Chromium, and check the types of its page
+	$(BROWSER) $(GO) test -v -timeout $(TIMEOUT) -count 1 ./internal/ui/...
+	scripts/test-suites ui
 
 .PHONY: image
 image: build ## build the OCI image bin/turnstone-image.tar, and print its digest
@@ -146,7 +149,7 @@ bench: setup-bench build ## measure speed and size; print markdown
 	@mkdir -p .cache
 	$(GO) build -trimpath -buildvcs=false -o .cache/bench ./internal/bench
 	$(GO) test -c -trimpath -o .cache/floors/ ./internal/driver/gvisor ./internal/driver/qemu ./internal/driver/firecracker \
-		./internal/server/gateway ./internal/server/node ./internal/server/node/warm ./internal/pool ./client
+		./internal/server/gateway ./internal/server/node ./internal/server/node/warm ./internal/pool ./client ./internal/ui
 	.cache/bench -turn bin/turn -floors .cache/floors $(if $(TEST_KERNEL),-kernel '$(TEST_KERNEL)') $(if $(ONLY),-only $(ONLY)) $(if $(RUNS),-runs $(RUNS)) $(if $(CORPUS),-groups $(CORPUS)) $(if $(TIER),-tier $(TIER))
 
 .PHONY: fuzz

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
@@ -102,12 +100,7 @@ func (x *Repo) lastReceipt(ctx context.Context, info *turnstone.TurnInfo) ([]byt
 	if err != nil {
 		return nil, err
 	}
-	var text []byte
-	if cs.Sealed() {
-		text, err = cs.lastReceipt(t)
-	} else {
-		text, err = os.ReadFile(filepath.Join(info.Kept, receiptFile))
-	}
+	text, err := cs.lastReceipt(t)
 	switch {
 	case err == nil:
 		return text, nil

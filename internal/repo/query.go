@@ -77,13 +77,17 @@ func (x *Repo) Show(ctx context.Context, ref string) (*turnstone.TurnInfo, error
 	return i, nil
 }
 
-// Receipt returns the receipt of the turn that ref names, with its evidence. That of an interrupted
-// turn with a checkpoint has the results of the finished steps, that of another sealed one is the
-// last that was written; neither is signed.
+// Receipt returns the receipt of the turn that ref names, with its evidence. That of a running turn
+// was written before its current step, that of an interrupted one before its last; none is signed.
 func (x *Repo) Receipt(ctx context.Context, ref string) ([]byte, error) {
 	cs, t, err := x.Resolve(ctx, ref)
 	if err != nil {
 		return nil, err
+	}
+	if t.Status == turnstone.TurnRunning {
+		if text, err := cs.lastReceipt(t); err == nil {
+			return text, nil
+		}
 	}
 	if t.Interrupted() {
 		c, err := cs.DB.Checkpoint(ctx, t.ID)

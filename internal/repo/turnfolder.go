@@ -108,9 +108,12 @@ const (
 	sealedReceipt = "receipt.sealed"
 )
 
-// lastReceipt returns the receipt in the folder of a sealed turn that was interrupted.
+// lastReceipt returns the receipt in the folder of a turn that runs or was interrupted.
 func (cs *ContextStore) lastReceipt(t turnstone.Turn) ([]byte, error) {
-	b, err := os.ReadFile(filepath.Join(cs.dir.Path("turns", string(t.ID)), sealedReceipt))
+	if !cs.Sealed() {
+		return os.ReadFile(cs.dir.Path("turns", string(t.ID), receiptFile))
+	}
+	b, err := os.ReadFile(cs.dir.Path("turns", string(t.ID), sealedReceipt))
 	if err != nil {
 		return nil, err
 	}

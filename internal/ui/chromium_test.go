@@ -18,11 +18,11 @@ import (
 )
 
 // bound is how long a browser may take for anything: a busy machine is slow.
-const bound = 2 * time.Minute
+const bound = 5 * time.Minute
 
 // A browser is Chromium with one page. It is driven over two pipes, without a port.
 type browser struct {
-	t       *testing.T
+	t       testing.TB
 	in      *os.File
 	session string
 
@@ -30,6 +30,8 @@ type browser struct {
 	next    int
 	waiting map[int]chan message
 	faults  []string // errors of the page, and what its policy refused
+	own     string   // the address of the page's server
+	others  []string // requests to other addresses
 }
 
 type message struct {
@@ -43,14 +45,14 @@ type message struct {
 }
 
 // open starts a browser with a window of a size, and skips the test if there is none.
-func open(t *testing.T, width, height int, scheme string) *browser {
+func open(t testing.TB, width, height int, scheme string) *browser {
 	t.Helper()
-	if os.Getenv("TURN_TEST_BROWSER") == "" {
-		t.Skip("a browser on a busy machine takes minutes: make test-ui runs these tests")
-	}
 	program, err := exec.LookPath("chromium")
+	if err != nil && os.Getenv("TURN_TEST_BROWSER") != "" {
+		t.Fatal("chromium is not installed: scripts/setup tests installs it")
+	}
 	if err != nil {
-		t.Skip("the package chromium is not installed: scripts/setup ui installs it")
+		t.Skip("chromium is not installed: scripts/setup tests installs it, and make test requires it")
 	}
 	read, in, err := os.Pipe()
 	if err != nil {
@@ -93,7 +95,7 @@ func open(t *testing.T, width, height int, scheme string) *browser {
 	b.call("Target.createTarget", map[string]any{"url": "about:blank"}, &made)
 	b.call("Target.attachToTarget", map[string]any{"targetId": made.TargetID, "flatten": true}, &made)
 	b.session = made.SessionID
-	for _, domain := range []string{"Page", "Runtime", "Log"} {
+	for _, domain := range []string{"Page", "Runtime", "Log", "Network"} {
 		b.call(domain+".enable", nil, nil)
 	}
 	b.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height,
@@ -126,6 +128,8 @@ func (b *browser) read(out *os.File) {
 		case m.Method == "Runtime.exceptionThrown", m.Method == "Page.javascriptDialogOpening",
 			m.Method == "Log.entryAdded" && bytes.Contains(m.Params, []byte(`"level":"error"`)):
 			b.faults = append(b.faults, string(m.Params))
+		case m.Method == "Network.requestWillBeSent":
+			b.sent(m.Params)
 		}
 		b.mu.Unlock()
 	}
@@ -134,6 +138,15 @@ func (b *browser) read(out *os.File) {
 	for id, c := range b.waiting {
 		close(c)
 		delete(b.waiting, id)
+	}
+}
+
+// sent notes a request that does not go to the page's server. b.mu is held.
+func (b *browser) sent(params json.RawMessage) {
+	var p struct{ Request struct{ URL string } }
+	if err := json.Unmarshal(params, &p); err != nil || b.own == "" ||
+		!strings.HasPrefix(p.Request.URL, b.own) && p.Request.URL != "about:blank" {
+		b.others = append(b.others, p.Request.URL)
 	}
 }
 
@@ -199,7 +212,13 @@ func (b *browser) eval(expression string) any {
 // await waits until an expression is true.
 func (b *browser) await(expression string) {
 	b.t.Helper()
-	for end := time.Now().Add(bound); ; time.Sleep(20 * time.Millisecond) {
+	end := time.Now().Add(bound)
+	if t, ok := b.t.(*testing.T); ok { // a test that is ended from outside says nothing about the page
+		if at, ok := t.Deadline(); ok && at.Add(-15*time.Second).Before(end) {
+			end = at.Add(-15 * time.Second)
+		}
+	}
+	for ; ; time.Sleep(20 * time.Millisecond) {
 		if v, _ := b.eval("!!(" + expression + ")").(bool); v {
 			return
 		}
@@ -219,6 +238,9 @@ func (b *browser) noted() []string {
 // visit opens an address and waits for an expression.
 func (b *browser) visit(address, ready string) {
 	b.t.Helper()
+	b.mu.Lock()
+	b.own, _, _ = strings.Cut(address, "#")
+	b.mu.Unlock()
 	b.call("Page.navigate", map[string]any{"url": "about:blank"}, nil)
 	b.await("location.href === 'about:blank'")
 	b.call("Page.navigate", map[string]any{"url": address}, nil)
@@ -239,7 +261,8 @@ func (b *browser) press(key string) {
 	b.call("Input.dispatchKeyEvent", map[string]any{"type": "keyUp", "key": key}, nil)
 }
 
-// picture writes what the page shows as a PNG among the artifacts of the test.
+// picture writes what the page shows as a PNG into the folder of TURN_TEST_PICTURES, or else among the
+// artifacts of the test.
 func (b *browser) picture(name string) {
 	b.t.Helper()
 	var r struct{ Data string }
@@ -248,7 +271,13 @@ func (b *browser) picture(name string) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(b.t.ArtifactDir(), name+".png"), data, 0o600); err != nil {
+	dir := os.Getenv("TURN_TEST_PICTURES")
+	if dir == "" {
+		dir = b.t.ArtifactDir()
+	}
+	path := filepath.Join(dir, name+".png")
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(path, data, 0o644)); err != nil {
 		b.t.Fatal(err)
 	}
+	b.t.Log("picture:", path)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -13,7 +14,7 @@ import (
 )
 
 // evil is what a guest writes wherever it can.
-const evil = "<script>pwned=1</script><img src=x onerror=pwned=2>\u202e\x1b[31m</code></pre>"
+const evil = "<script>pwned=1</script><img src=x onerror=pwned=2>\u202e\u2066\x1b[31m\x1b]0;x\x07</code></pre>"
 
 // A place has three sessions: one as people have them, a large one, and one of a hostile guest.
 // Nothing runs in it: it notes what is asked of it.
@@ -23,9 +24,17 @@ type place struct {
 	forks  []turnstone.Branch
 	resume chan struct{} // a step of a run ends
 	calm   bool          // nothing hostile is listed
+	live   string        // the receipt so far of a turn of another command; empty: there is none
 }
 
 func newPlace() *place { return &place{resume: make(chan struct{}, 10)} }
+
+// runElsewhere is another command that runs a turn, whose receipt so far is text.
+func (p *place) runElsewhere(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.live = text
+}
 
 func (p *place) note(format string, args ...any) {
 	p.mu.Lock()
@@ -67,6 +76,11 @@ func (p *place) Sessions(context.Context) ([]turnstone.SessionInfo, error) {
 			ID: turnstone.SessionID(s.name), Name: s.name}, Turns: s.turns, Branches: []string{"main"},
 			Used: time.Now().Add(-7 * time.Minute)})
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.live != "" {
+		list[0].Turns, list[0].Running = 14, 1
+	}
 	if list[2].Name += evil; p.calm {
 		list[1].Name, list[2].Name = "survey", "build"
 	}
@@ -87,6 +101,11 @@ func (p *place) Log(_ context.Context, ref string, _ int) (*turnstone.Graph, err
 		branch("fix/units", 8)
 		g.Tags = []turnstone.Tag{{Name: "report-1", Turn: id(ref, 7)}}
 		p.mu.Lock()
+		if p.live != "" {
+			t := turn(ref, 14, "main", "Elsewhere", 12)
+			t.Status, t.Result, t.Record = turnstone.TurnRunning, "", ""
+			g.Turns = slices.Insert(g.Turns, 0, t)
+		}
 		g.Branches = append(g.Branches, p.forks...)
 		p.mu.Unlock()
 	case "large":
@@ -104,7 +123,7 @@ func (p *place) Log(_ context.Context, ref string, _ int) (*turnstone.Graph, err
 		}
 		branch("main", 1000)
 	case "hostile":
-		g.Turns = []turnstone.Turn{turn(ref, 2, "main"+evil, evil, 1), turn(ref, 1, evil, evil)}
+		g.Turns = []turnstone.Turn{turn(ref, 2, "main"+evil, evil, 1), turn(ref, 1, evil, evil+strings.Repeat("B", 100_000))}
 		branch(evil, 2)
 		g.Tags = []turnstone.Tag{{Name: evil, Turn: id(ref, 1)}}
 	default:
@@ -165,9 +184,33 @@ const hostile = "# Title <script>pwned=3</script>\n\n" + evil + "\n\n" +
 	"| <b onclick=pwned=14>x</b> |\n|---|\n| <img src=x onerror=pwned=15> |\n\n" +
 	"> > > > `<script>pwned=16</script>`\n\n- <details open ontoggle=pwned=17>\n"
 
+// hostileText has what is no markup and misleads all the same.
+const hostileText = "# ANSI \x1b[31mred\x1b[0m \u009b31m \u202egnp.exe \u2066x\u2069 \u00ad \u2028 \U000E0041 \ufeff \u180e \u3164\n\n" +
+	"![a](data:image/svg+xml,<svg/onload=pwned=30>) [b](data:text/html;base64,PHNjcmlwdD4=) [c](blob:https://x/y) " +
+	"[d](java\tscript:pwned=31) [e](https:evil.example) [f](http:///evil.example) [g](\\\\evil.example\\x) " +
+	"[h](https://user:pw@evil.example/) [i](https://\u0430pple.example/) [j][r] [k][js] <data:text/html,x> " +
+	"<https://good.example/auto> [](javascript:pwned=32) [l](ws://evil.example) [m](#session=large) [n](/api/fork) " +
+	"[o](https://good.example/bare)\n\n" +
+	"[r]: https://good.example/ref\n[js]: javascript:pwned=33\n\n" +
+	"<a href=\"javascript:pwned=34\" style=\"position:fixed;inset:0\">x</a>\n\n" +
+	"<link rel=stylesheet href=https://evil.example/x.css><base href=https://evil.example/>\n\n" +
+	"<form action=https://evil.example/><button formaction=javascript:pwned=35></form>\n\n" +
+	"<math><mtext><style><img src onerror=pwned=36></style></mtext></math>\n\n" +
+	"```text\n\x1b]8;;https://evil.example\x07click\x1b]8;;\x07\r\x1b[2J\x00\n```\n\n"
+
 func (p *place) Receipt(_ context.Context, ref string) ([]byte, error) {
 	p.note("receipt %s", ref)
-	if strings.HasPrefix(ref, "t_hostile") {
+	p.mu.Lock()
+	live := p.live
+	p.mu.Unlock()
+	switch {
+	case ref == "t_research0014":
+		return []byte(live), nil
+	case ref == "t_hostile0001":
+		long := strings.Repeat("A", 200_000)
+		return []byte(hostileText + long + "\n\n" + strings.Repeat("word ", 20_000) + "\n\n| " + long[:50_000] + " |\n|---|\n\n```\n" + long[:50_000] +
+			"\n```\n\n" + strings.Repeat("> ", 300) + "deep\n\nthe end\n"), nil
+	case strings.HasPrefix(ref, "t_hostile"):
 		return []byte(hostile), nil
 	}
 	return []byte(receipt), nil

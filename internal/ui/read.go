@@ -24,6 +24,7 @@ const (
 )
 
 func (s *Server) routes() {
+	s.mux.Handle("GET /api/start", get(s, s.start))
 	s.mux.Handle("GET /api/sessions", get(s, s.sessions))
 	s.mux.Handle("GET /api/log", get(s, s.tree))
 	s.mux.Handle("GET /api/turn", get(s, s.turn))
@@ -56,12 +57,16 @@ func (s *Server) sessions(ctx context.Context, _ url.Values) (sessionsOut, error
 	return sessionsOut{s.place.Name, turnstone.Version, list}, err
 }
 
-func (s *Server) tree(ctx context.Context, q url.Values) (*turnstone.Graph, error) {
+func (s *Server) tree(ctx context.Context, q url.Values) (*treeOut, error) {
 	ref := q.Get("session")
 	if err := checkRef("session", ref); err != nil {
 		return nil, err
 	}
-	return s.place.Sessions.Log(ctx, ref, maxTurns)
+	g, err := s.place.Sessions.Log(ctx, ref, maxTurns)
+	if err != nil {
+		return nil, err
+	}
+	return treeOf(g), nil
 }
 
 // ref returns the turn that a request names.

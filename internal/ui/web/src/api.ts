@@ -1,12 +1,13 @@
 // What the server answers: the types of report_*.go that the page uses.
 export interface Session { id: string; name?: string; created: string; turns: number; running: number;
 	branches: string[]; used: string; title?: string }
-export interface Turn { id: string; session: string; number: number; branch: string; parents: string[];
-	kind: string; title?: string; status: string; result?: string; record?: string; started: string;
-	ended?: string; locked?: boolean }
+export interface Turn { id: string; number: number; branch: string; parents?: string[]; title?: string;
+	status: string; result?: string; interrupted?: boolean; started: string; locked?: boolean }
 export interface Branch { name: string; head?: string }
 export interface Tag { name: string; turn: string }
 export interface Graph { session: { id: string; name?: string }; turns: Turn[]; branches: Branch[]; tags: Tag[] }
+export interface Sessions { place: string; version: string; sessions: Session[] }
+export interface Start { sessions: Sessions; of?: string; tree?: Graph; ref?: string; receipt?: Receipt }
 export interface Node { k: string; t?: string; i?: string; l?: number; h?: string; c?: Node[] }
 export interface Receipt { front: string; body: Node[]; size: number; cut: boolean; evidence?: string; source: string }
 export interface Step { name: string; status: string; exit_code?: number | null }
@@ -30,13 +31,21 @@ export interface Diff { files: Change[]; env: { name: string; old: string | null
 export interface Version { type?: string; mode?: string; size?: number; target?: string; digest: string; path?: string }
 export interface Conflict { path: string; kind: string; detail?: string; base: Version | null; ours: Version | null;
 	theirs: Version | null; resolution?: string }
-export interface Merge { outcome: string; dry_run: boolean; into: string; number?: number; id?: string; branch?: string;
+export interface Merge { outcome: string; dry_run: boolean; session: string; into: string; number?: number; id?: string;
+	branch?: string; theirs?: { id: string; number: number } | null;
 	conflicts: Conflict[]; resolved: Conflict[]; merged: string[];
 	layer: { added: number; changed: number; removed: number } }
+export interface Ran { id: string; session: string; number: number; result: string; error?: string; hint?: string }
+export interface Replayed { same: boolean; steps: { name: string; what: string[] | null }[] | null;
+	files: { path: string; what: string }[] | null; env: string[] | null; cwd: boolean }
+export interface Verified { ok: boolean; turns: unknown[] | null;
+	problems: { where: string; error: string; hint?: string }[] | null }
+// A Result has the fields of one of these, by the kind of its job.
+export type Result = Partial<Ran & Replayed & Verified & Merge>;
 export interface Job { id: string; kind: string; what: string; started: string; steps?: string[]; done?: boolean }
 export interface Failure { error: string; kind?: string; hint?: string }
 export interface Event { kind: string; step?: number; name?: string; stream?: number; text?: string; status?: string;
-	exit?: number; ms?: number; result?: any; failed?: Failure }
+	exit?: number; ms?: number; result?: Result | null; failed?: Failure }
 
 export class Refused extends Error {
 	hint: string;

@@ -1,11 +1,11 @@
 import { h, Fragment, render } from "preact";
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { post, type Graph, type Job, type Session } from "./api";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
+import { post, type Graph, type Job, type Sessions } from "./api";
 import { ForkDialog, Help, MergeDialog, RunDialog, type MergeStart } from "./dialogs";
 import { Jobs, useJobs, verdict } from "./jobs";
-import { useGet } from "./load";
+import { begin, useGet } from "./load";
 import { rails } from "./rails";
-import { Failed, G, Waiting, ago } from "./text";
+import { Failed, G, Waiting, ago, count, visible } from "./text";
 import { Tree } from "./tree";
 import { TurnView, tabs, type Tab } from "./turn";
 
@@ -47,7 +47,7 @@ function App() {
 		return n;
 	});
 
-	const sessions = useGet<{ place: string; version: string; sessions: Session[] }>("sessions", {}, tick);
+	const sessions = useGet<Sessions>("sessions", {}, tick);
 	const list = sessions.value?.sessions ?? [];
 	const session = where.session || list[0]?.id || "";
 	// The tree is asked for again when the list says that something changed, and while something runs.
@@ -55,8 +55,7 @@ function App() {
 	const change = info ? `${info.turns} ${info.running} ${info.used} ${info.branches.join()} ${info.running ? tick : ""}` : "";
 	const [poke, setPoke] = useState(0);
 	const loaded = useGet<Graph>("log", session ? { session } : null, change + poke);
-	const graph = useMemo(() => loaded.value && { ...loaded.value, turns: loaded.value.turns ?? [],
-		branches: loaded.value.branches ?? [], tags: loaded.value.tags ?? [] }, [loaded.value]);
+	const graph = loaded.value;
 	const rows = useMemo(() => {
 		if (!graph) return [];
 		const all = rails(graph.turns);
@@ -94,12 +93,15 @@ function App() {
 	const read1 = () => document.getElementById("part")?.focus();
 	const tree = () => document.querySelector<HTMLElement>(".tree")?.focus();
 
-	useEffect(() => {
+	// Not useEffect: that runs after the next frame, and a key pressed before it would work with the
+	// selection of the frame before.
+	useLayoutEffect(() => {
 		const press = (e: KeyboardEvent) => {
 			const on = e.target as HTMLElement;
 			const types = on.matches("input,textarea,select");
 			if (e.key === "Escape" && !on.closest("dialog")) { on.blur(); tree(); return; }
 			if (types || on.closest("dialog") || e.ctrlKey || e.metaKey || e.altKey) return;
+			if (e.repeat && /^[rfmpvx?]$/.test(e.key)) return; // a held key does not start one thing after another
 			const inTree = on === document.body || !!on.closest(".tree");
 			let done = true;
 			switch (e.key) {
@@ -130,7 +132,7 @@ function App() {
 		addEventListener("keydown", press);
 		return () => removeEventListener("keydown", press);
 	});
-	useEffect(() => { document.title = graph ? `${label(graph.session)} – Turnstone` : "Turnstone"; }, [graph]);
+	useEffect(() => { document.title = graph ? `${visible(label(graph.session))} – Turnstone` : "Turnstone"; }, [graph]);
 
 	return <Fragment>
 		<header class="top">
@@ -147,7 +149,7 @@ function App() {
 			<ul>{list.map((s) => <li key={s.id}><button type="button" aria-current={s.id === session || s.name === session ? "page" : undefined}
 				onClick={() => { setFilter(""); go({ session: s.id }); }}>
 				<span class="name"><G text={label(s)} /></span>
-				<span class="quiet">{s.turns} {s.turns === 1 ? "turn" : "turns"}{s.running ? ` · ${s.running} running` : ""} · {ago(s.used)}</span></button></li>)}</ul>
+				<span class="quiet">{count(s.turns, "turn")}{s.running ? ` · ${s.running} running` : ""} · {ago(s.used)}</span></button></li>)}</ul>
 		</nav>
 		<main>
 			<section class="left" aria-label="Tree">
@@ -158,8 +160,7 @@ function App() {
 				<Failed error={error} />
 				<Jobs jobs={jobs.all} drop={jobs.drop} go={(s, id) => { setPoke((n) => n + 1); go({ session: list.find((l) => label(l) === s)?.id ?? session, turn: id, tab: "receipt" }); }}
 					choose={(m) => {
-						const theirs = (m as any).theirs?.id;
-						if (graph && theirs) setMerge({ session: (m as any).session, from: theirs, into: m.into, found: m });
+						if (graph && m.theirs) setMerge({ session: m.session, from: m.theirs.id, into: m.into, found: m });
 					}} />
 				{graph && turn && <TurnView graph={graph} id={selected} tab={where.tab} pick={(tab) => go({ tab })} against={against}
 					compare={setAgainst} act={act} again={turn.status === "running" ? tick : 0}
@@ -177,4 +178,6 @@ function App() {
 	</Fragment>;
 }
 
+// The first picture has all parts: until then the page has its header, from index.html.
+await begin({ ...read() });
 render(<App />, document.getElementById("app")!);

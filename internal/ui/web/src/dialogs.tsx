@@ -1,11 +1,12 @@
 import { h, Fragment, type ComponentChildren } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { get, post, type Conflict, type Job, type Merge, type Receipt, type Version } from "./api";
-import { Failed, G, bytes } from "./text";
+import { Failed, G, bytes, visible } from "./text";
 
 function Dialog({ title, close, children }: { title: string; close(): void; children: ComponentChildren }) {
 	const d = useRef<HTMLDialogElement>(null);
-	useEffect(() => { d.current!.showModal(); }, []);
+	// Before the next key: one that is pressed meanwhile is for the dialog.
+	useLayoutEffect(() => { d.current!.showModal(); }, []);
 	return <dialog ref={d} aria-label={title} onClose={close}>
 		<h2>{title}</h2>{children}
 	</dialog>;
@@ -74,7 +75,7 @@ export function MergeDialog({ start, branches, close, started }: { start: MergeS
 	}}>
 		<div class="pair"><label>from <input required value={from} onInput={(e) => setFrom(e.currentTarget.value)} /></label>
 			<label>into branch <select value={into} onChange={(e) => setInto(e.currentTarget.value)}>
-				{branches.map((b) => <option key={b} value={b}>{b}</option>)}</select></label></div>
+				{branches.map((b) => <option key={b} value={b}>{visible(b)}</option>)}</select></label></div>
 		{conflicts.length > 0 && <Conflicts list={conflicts} paths={paths} pick={(p, side) => setPaths((old) => ({ ...old, [p]: side }))} />}
 		<label>other conflicts <select value={prefer} onChange={(e) => setPrefer(e.currentTarget.value)}>
 			<option value="">stop</option><option value="ours">ours: the branch</option><option value="theirs">theirs: the merged turn</option></select></label>
@@ -88,7 +89,7 @@ function Conflicts({ list, paths, pick }: { list: Conflict[]; paths: Record<stri
 		<tbody>{list.slice(0, 500).map((c, i) => <tr key={i}>
 			<td><G text={c.path} /></td><td>{c.kind} <G text={c.detail ?? ""} /></td><td><V v={c.base} /></td>
 			{(["ours", "theirs"] as const).map((side) => <td key={side}><label><input type="radio" name={`conflict-${i}`}
-				aria-label={`${side} for ${c.path.slice(0, 80)}`} checked={paths[c.path] === side} onChange={() => pick(c.path, side)} /> <V v={c[side]} /></label></td>)}
+				aria-label={`${side} for ${visible(c.path.slice(0, 80))}`} checked={paths[c.path] === side} onChange={() => pick(c.path, side)} /> <V v={c[side]} /></label></td>)}
 		</tr>)}</tbody></table></div>;
 }
 

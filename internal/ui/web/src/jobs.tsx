@@ -1,10 +1,10 @@
 import { h, Fragment } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { get, post, type Event, type Failure, type Job, type Merge } from "./api";
-import { Failed, G, Pre, visible } from "./text";
+import { get, post, type Event, type Failure, type Job, type Merge, type Result } from "./api";
+import { Failed, G, Pre, count, visible } from "./text";
 
 export interface StepState { name: string; status: string; output: string; exit?: number }
-export interface JobState { job: Job; steps: StepState[]; said: string; done: boolean; result?: any; failed?: Failure }
+export interface JobState { job: Job; steps: StepState[]; said: string; done: boolean; result?: Result | null; failed?: Failure }
 
 const tail = 16 << 10; // characters of a step's output that are shown
 
@@ -58,49 +58,53 @@ interface Props { jobs: JobState[]; drop(id: string): void; choose(m: Merge, s: 
 export function Jobs({ jobs, drop, choose, go }: Props) {
 	if (jobs.length === 0) return null;
 	return <section class="jobs" aria-label="Activity">
-		{jobs.slice().reverse().map((s) => <article key={s.job.id} class="job" aria-label={`${s.job.kind} ${s.job.what.slice(0, 80)}`}>
+		{jobs.slice().reverse().map((s) => <article key={s.job.id} class="job" aria-label={`${s.job.kind} ${visible(s.job.what.slice(0, 80))}`}>
 			<header><span class={`mark ${s.done ? verdict(s).split(",")[0] : "running"}`} aria-hidden="true" /> <strong>{s.job.kind}</strong> <G text={s.job.what} />
 				<span class="quiet"> {s.done ? verdict(s) : "runs"}</span>
 				{s.done ? <button type="button" class="link" onClick={() => drop(s.job.id)}>close</button>
 					: <button type="button" class="link" onClick={() => post("cancel", { id: s.job.id }).catch(() => {})}>cancel</button>}
-				{s.result?.id && s.result.number ? <button type="button" class="link"
-					onClick={() => go(s.result.session, s.result.id)}>turn {s.result.number}</button> : null}</header>
+				<ToTurn result={s.result} go={go} /></header>
 			{s.said && !s.done && <p class="quiet"><G text={s.said} /></p>}
 			{s.steps.length > 0 && <ol class="steps">{s.steps.map((t, i) => t && <li key={i}>
 				<span class={`mark ${t.status}`} title={t.status} /> <G text={t.name} /> <span class="quiet">{t.status}{t.exit ? `, exit ${t.exit}` : ""}</span>
 				{t.output && <Pre text={t.output} label="output" />}</li>)}</ol>}
 			{s.failed && <Failed error={{ message: s.failed.error, hint: s.failed.hint }} />}
-			{s.done && s.result && <Result s={s} choose={choose} />}
+			{s.done && s.result && <Outcome s={s} r={s.result} choose={choose} />}
 		</article>)}
 	</section>;
+}
+
+function ToTurn({ result, go }: { result?: Result | null; go: Props["go"] }) {
+	const { id, session, number } = result ?? {};
+	if (!id || !number) return null;
+	return <button type="button" class="link" onClick={() => go(session ?? "", id)}>turn {number}</button>;
 }
 
 export function verdict(s: JobState): string {
 	if (s.failed || !s.result) return "failed";
 	switch (s.job.kind) {
-	case "run": return s.result.result;
+	case "run": return s.result.result ?? "";
 	case "replay": return s.result.same ? "same" : "differs";
 	case "verify": return s.result.ok ? "verified" : "not verified";
 	}
-	return s.result.outcome + (s.result.dry_run ? ", dry run" : "");
+	return (s.result.outcome ?? "") + (s.result.dry_run ? ", dry run" : "");
 }
 
-function Result({ s, choose }: { s: JobState; choose: Props["choose"] }) {
-	const r = s.result;
+function Outcome({ s, r, choose }: { s: JobState; r: Result; choose: Props["choose"] }) {
 	if (s.job.kind === "replay") return <ul>
-		{r.steps?.map((d: any) => <li key={d.name}><G text={d.name} />: <G text={(d.what ?? []).join(", ")} /></li>)}
-		{r.files?.slice(0, 100).map((f: any) => <li key={f.path}><G text={f.path} /> {f.what}</li>)}
+		{r.steps?.map((d) => <li key={d.name}><G text={d.name} />: <G text={(d.what ?? []).join(", ")} /></li>)}
+		{r.files?.slice(0, 100).map((f) => <li key={f.path}><G text={f.path} /> {f.what}</li>)}
 		{r.env?.length ? <li>environment: <G text={r.env.join(", ")} /></li> : null}
 		{r.cwd ? <li>the directory differs</li> : null}
 	</ul>;
 	if (s.job.kind === "verify") return <Fragment>
-		<p>{r.turns?.length ?? 0} turns, {r.problems?.length ?? 0} problems</p>
-		<ul>{r.problems?.slice(0, 100).map((p: any, i: number) => <li key={i}><G text={p.where} />: <G text={p.error} />
+		<p>{count(r.turns?.length ?? 0, "turn")}, {count(r.problems?.length ?? 0, "problem")}</p>
+		<ul>{r.problems?.slice(0, 100).map((p, i) => <li key={i}><G text={p.where} />: <G text={p.error} />
 			{p.hint ? <span class="quiet"> hint: <G text={p.hint} /></span> : null}</li>)}</ul></Fragment>;
 	if (s.job.kind === "merge") {
-		const m: Merge = { ...r, conflicts: r.conflicts ?? [], resolved: r.resolved ?? [], merged: r.merged ?? [] };
+		const m = { ...r as Merge, conflicts: r.conflicts ?? [], resolved: r.resolved ?? [], merged: r.merged ?? [] };
 		return <Fragment>
-			<p>{m.conflicts.length} conflicts, {m.resolved.length} resolved, {m.merged.length} files with merged lines</p>
+			<p>{count(m.conflicts.length, "conflict")}, {m.resolved.length} resolved, {count(m.merged.length, "file")} with merged lines</p>
 			{(m.conflicts.length > 0 || m.dry_run) && <button type="button" onClick={() => choose(m, s)}>
 				{m.conflicts.length > 0 ? "choose" : "merge now"}</button>}</Fragment>;
 	}

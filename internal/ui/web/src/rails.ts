@@ -16,9 +16,8 @@ export function rails(turns: Turn[]): Row[] {
 	return turns.map((turn) => {
 		const before = columns;
 		let at = before.findIndex((c) => c.id === turn.id);
-		const fresh = at < 0;
-		if (fresh) at = before.length;
-		const color = fresh ? next++ % colors : before[at].color;
+		if (at < 0) at = before.length;
+		const color = before[at]?.color ?? next++ % colors;
 		const after: typeof columns = [];
 		const lines: Line[] = [];
 		const place = (id: string, wish: number) => { // the column of a parent
@@ -31,7 +30,7 @@ export function rails(turns: Turn[]): Row[] {
 		before.forEach((c, i) => {
 			if (i === at) {
 				lines.push({ a: i, b: i, part: 1, color });
-				if (parents.length > 0 && !seen.has(parents[0])) place(parents[0], color);
+				if (parents[0] !== undefined && !seen.has(parents[0])) place(parents[0], color);
 				return;
 			}
 			after.push(c);
@@ -41,7 +40,7 @@ export function rails(turns: Turn[]): Row[] {
 			const known = after.some((c) => c.id === p);
 			const wish = known || i === 0 ? color : next++ % colors;
 			const to = place(p, wish);
-			lines.push({ a: at, b: to, part: 2, color: after[to].color });
+			lines.push({ a: at, b: to, part: 2, color: after[to]?.color ?? wish });
 		});
 		columns = after;
 		const width = Math.min(Math.max(before.length, after.length, at + 1), maxColumns);

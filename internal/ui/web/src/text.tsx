@@ -1,18 +1,26 @@
-import { h, Fragment, type ComponentChildren } from "preact";
+import { h, Fragment, type ComponentChild, type ComponentChildren } from "preact";
 import type { Node } from "./api";
 
 // visible shows the characters of a guest that have no picture, or that change the order of others.
 export function visible(text: string): string {
-	return text.replaceAll("\r\n", "\n").replace(
-		/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g,
-		(c) => `⟨U+${c.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
+	return text.replaceAll("\r\n", "\n").replace(hidden,
+		(c) => `⟨U+${c.codePointAt(0)!.toString(16).toUpperCase().padStart(4, "0")}⟩`);
+}
+
+// Controls except tab and line feed, formats (bidi, joiners, tags), separators, and letters that are empty.
+const hidden = /[\p{Cf}\p{Zl}\p{Zp}\u0000-\u0008\u000b-\u001f\u007f-\u009f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0]/gu;
+
+// shortened cuts words that no person reads: Chromium takes minutes to break one of 200,000 characters
+// into lines.
+function shortened(text: string): string {
+	return text.replace(/\S{4000,}/gu, (w) => `${w.slice(0, 4000)}⟨${w.length - 4000} more characters⟩`);
 }
 
 // G is a guest's text within a line.
-export function G({ text }: { text: string }) { return <bdi>{visible(text)}</bdi>; }
+export function G({ text }: { text: string }) { return <bdi>{shortened(visible(text))}</bdi>; }
 
 export function Pre({ text, label }: { text: string; label?: string }) {
-	return <pre tabIndex={0} aria-label={label}><code>{visible(text)}</code></pre>;
+	return <pre tabIndex={0} aria-label={label && visible(label)}><code>{visible(text)}</code></pre>;
 }
 
 // Link is a link of a guest. Its target is shown, and only addresses of http and https are links.
@@ -22,22 +30,25 @@ function Link({ node }: { node: Node }) {
 	let to: URL | undefined;
 	try { to = new URL(node.h ?? ""); } catch { /* it leads nowhere */ }
 	if (!to || to.protocol !== "http:" && to.protocol !== "https:") return <span>{image}{kids}</span>;
-	const plain = node.c?.length === 1 && node.c[0].k === "text" && node.c[0].t === to.href;
+	const only = node.c?.length === 1 ? node.c[0] : undefined;
+	const plain = only?.k === "text" && only.t === to.href;
 	return <Fragment>
 		<a href={to.href} target="_blank" rel="noopener noreferrer nofollow" referrerpolicy="no-referrer">{image}{kids}</a>
 		{!plain && <span class="target"> ⟨{visible(to.href)}⟩</span>}
 	</Fragment>;
 }
 
-function Kids({ nodes }: { nodes?: Node[] }): any { return nodes?.map((n, i) => <One key={i} node={n} />); }
+function Kids({ nodes }: { nodes?: Node[] | undefined }) {
+	return <Fragment>{nodes?.map((n, i) => <One key={i} node={n} />)}</Fragment>;
+}
 
-const plainTags: Record<string, string> = { p: "p", quote: "blockquote", ul: "ul", li: "li", em: "em", strong: "strong",
-	del: "del", code: "code", tr: "tr", span: "span" };
+const plainTags = new Map([["p", "p"], ["quote", "blockquote"], ["ul", "ul"], ["li", "li"], ["em", "em"],
+	["strong", "strong"], ["del", "del"], ["code", "code"], ["tr", "tr"], ["span", "span"]]);
 
-function One({ node }: { node: Node }): any {
+function One({ node }: { node: Node }): ComponentChild {
 	const kids = () => <Kids nodes={node.c} />;
 	switch (node.k) {
-	case "text": return visible(node.t ?? "");
+	case "text": return shortened(visible(node.t ?? ""));
 	case "html": return <pre class="html" tabIndex={0}><code>{visible(node.t ?? "")}</code></pre>;
 	case "pre": return <pre tabIndex={0} data-language={visible(node.i ?? "").split(" ")[0]}>
 		<code>{visible(node.t ?? "")}</code></pre>;
@@ -49,7 +60,7 @@ function One({ node }: { node: Node }): any {
 	case "table": return <div class="scroll"><table><tbody>{kids()}</tbody></table></div>;
 	case "td": return <td>{kids()}</td>;
 	}
-	const tag = Object.hasOwn(plainTags, node.k) ? plainTags[node.k] : "span";
+	const tag = plainTags.get(node.k) ?? "span";
 	return h(tag, node.k === "tr" && node.i === "head" ? { class: "head" } : null, kids());
 }
 
@@ -66,6 +77,8 @@ export function Failed({ error }: { error: unknown }) {
 export function Waiting({ children }: { children?: ComponentChildren }) {
 	return <p class="quiet" aria-busy="true">{children ?? "loading …"}</p>;
 }
+
+export function count(n: number, what: string): string { return `${n} ${what}${n === 1 ? "" : "s"}`; }
 
 export function bytes(n: number): string {
 	const units = ["B", "KiB", "MiB", "GiB", "TiB"];

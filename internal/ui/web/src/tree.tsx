@@ -1,14 +1,14 @@
 import { h } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
-import type { Graph } from "./api";
+import type { Graph, Turn } from "./api";
 import { maxColumns, type Row } from "./rails";
 import { G, ago } from "./text";
 
 const height = 34, step = 14, spare = 8; // pixels of a row and of a column; rows beside the visible ones
 
-export function outcome(t: { status: string; result?: string; record?: string }): string {
+export function outcome(t: Turn): string {
 	if (t.status === "running") return "running";
-	return t.record ? t.result ?? "" : "interrupted";
+	return t.interrupted ? "interrupted" : t.result ?? "";
 }
 
 function Rails({ row }: { row: Row }) {
@@ -20,7 +20,7 @@ function Rails({ row }: { row: Row }) {
 			return <path key={i} class={`c${l.color}`}
 				d={`M${x(l.a)} ${y0}C${x(l.a)} ${m} ${x(l.b)} ${m} ${x(l.b)} ${y1}`} />;
 		})}
-		{row.at < maxColumns && (row.turn.parents?.length > 1
+		{row.at < maxColumns && ((row.turn.parents?.length ?? 0) > 1
 			? <circle class={`c${row.color} merge`} cx={x(row.at)} cy={middle} r="5" />
 			: <circle class={`c${row.color}`} cx={x(row.at)} cy={middle} r="5" />)}
 	</svg>;
@@ -54,7 +54,7 @@ export function Tree({ graph, rows, selected, select, open }: Props) {
 	const first = Math.max(0, Math.floor(view.top / height) - spare);
 	const end = Math.min(rows.length, Math.ceil((view.top + view.size) / height) + spare);
 	return <div class="tree" ref={box} onScroll={look} tabIndex={0} role="listbox" aria-label="Turns, newest first"
-		aria-activedescendant={at >= first && at < end ? `turn-${rows[at].turn.id}` : undefined}
+		aria-activedescendant={at >= first && at < end ? `turn-${selected}` : undefined}
 		onKeyDown={(e) => { if (e.key === "Enter") { e.preventDefault(); open(); } }}>
 		<div class="all" role="presentation" style={{ height: `${rows.length * height}px` }}>
 			{rows.slice(first, end).map((r, i) => {

@@ -1,10 +1,10 @@
-import { h, Fragment } from "preact";
+import { h, Fragment, type ComponentChildren } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import type { Graph, Info, Receipt, TraceStep } from "./api";
 import { DiffView } from "./diff";
 import { Files } from "./files";
 import { useGet } from "./load";
-import { Failed, G, Markdown, Pre, Waiting, bytes, took } from "./text";
+import { Failed, G, Markdown, Pre, Waiting, bytes, took, visible } from "./text";
 import { outcome } from "./tree";
 
 export const tabs = ["receipt", "commands", "files", "diff", "about"] as const;
@@ -35,13 +35,13 @@ export function TurnView(p: Props) {
 				onKeyDown={(e) => {
 					const d = e.key === "ArrowRight" ? 1 : e.key === "ArrowLeft" ? -1 : 0;
 					if (!d) return;
-					const to = tabs[(i + d + tabs.length) % tabs.length];
+					const to = tabs[(i + d + tabs.length) % tabs.length] ?? name;
 					p.pick(to);
 					document.getElementById(`tab-${to}`)?.focus();
 				}}>{name}</button>)}
 		</div>
 		<div role="tabpanel" id="part" aria-labelledby={`tab-${p.tab}`} tabIndex={0} key={p.id + p.tab}>
-			{t.status === "running" && <Waiting>the turn runs; what it left so far is shown</Waiting>}
+			{t.status === "running" && <Waiting>the turn runs; its receipt was written before its current step, as if it ended there</Waiting>}
 			{p.tab === "receipt" && <ReceiptView id={t.id} again={[t.status, p.again].join()} />}
 			{p.tab === "commands" && <Commands id={t.id} again={t.status} />}
 			{p.tab === "files" && <Files id={t.id} />}
@@ -87,7 +87,7 @@ function Commands({ id, again }: { id: string; again: unknown }) {
 	</Fragment>;
 }
 
-function visibleName(s: TraceStep): string { return s.name.slice(0, 80); }
+function visibleName(s: TraceStep): string { return visible(s.name.slice(0, 80)); }
 
 function About({ id, go, again }: { id: string; go(n: number): void; again: unknown }) {
 	const { value: i, error } = useGet<Info>("turn", { ref: id }, again);
@@ -95,7 +95,7 @@ function About({ id, go, again }: { id: string; go(n: number): void; again: unkn
 	useEffect(() => setAll(false), [id]);
 	if (error) return <Failed error={error} />;
 	if (!i) return <Waiting />;
-	const row = (name: string, value: any) => value ? <Fragment><dt>{name}</dt><dd>{value}</dd></Fragment> : null;
+	const row = (name: string, value: ComponentChildren) => value ? <Fragment><dt>{name}</dt><dd>{value}</dd></Fragment> : null;
 	const text = (s?: string) => s ? <G text={s} /> : null;
 	const r = i.record, env = i.state?.env ?? [];
 	return <Fragment>
