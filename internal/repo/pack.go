@@ -11,6 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
+	"turnstone.dev/turnstone/internal/tarfiles"
 )
 
 // Pack finds the file or folder at name in the state of the turn that ref names. It returns a
@@ -27,10 +28,7 @@ func (x *Repo) Pack(ctx context.Context, ref, name string) (
 		return nil, turnstone.Errorf("executor.copy", turnstone.KindInvalid, real,
 			"is a %s, which is not copied", typeName(e.Type))
 	}
-	base := path.Base(path.Clean("/" + name))
-	if base == "/" {
-		base = "root" // the whole state
-	}
+	base := tarfiles.NameInState(name)
 	return func(w io.Writer, skipped func(name, why string)) error {
 		return cs.pack(ctx, w, st, real, base, skipped)
 	}, nil
