@@ -37,6 +37,8 @@ const (
 	defaultEntries = 1_000_000
 	defaultBytes   = 64 << 30
 	maxDepth       = 255 // path elements: far more than people use, and few enough for fast walks
+	maxName        = 4096
+	maxPart        = 255 // bytes of a path element: file systems have no longer names
 
 	entryCost = 4096     // approximate bytes that a name uses
 	roomEvery = 16 << 20 // bytes written between two calls of Room
@@ -171,6 +173,9 @@ func (u *unpacker) place(name string) (string, error) {
 	for _, p := range parts {
 		if p == ".." {
 			return "", errors.New("a name that leads out of the destination")
+		}
+		if len(p) > maxPart || len(name) > maxName {
+			return "", errors.New("a name that is too long")
 		}
 	}
 	clean := path.Clean(strings.Join(parts, "/"))
