@@ -11,7 +11,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/tree"
-	"turnstone.dev/turnstone/internal/tarfiles"
 )
 
 // Pack finds the file or folder at name in the state of the turn that ref names. It returns a
@@ -28,7 +27,10 @@ func (x *Repo) Pack(ctx context.Context, ref, name string) (
 		return nil, turnstone.Errorf("executor.copy", turnstone.KindInvalid, real,
 			"is a %s, which is not copied", typeName(e.Type))
 	}
-	base := tarfiles.NameInState(name)
+	base := path.Base(path.Clean("/" + name))
+	if base == "/" {
+		base = "root" // the whole state; tarfiles.TopInState expects these names
+	}
 	return func(w io.Writer, skipped func(name, why string)) error {
 		return cs.pack(ctx, w, st, real, base, skipped)
 	}, nil

@@ -33,19 +33,13 @@ func TopOf(name string) (Top, error) {
 	return Top{name: base}, nil
 }
 
-// stateRoot is the name of a whole state in a stream.
-const stateRoot = "root"
-
-// NameInState returns the name of a path of a turn's state in the stream of its files.
-func NameInState(name string) string {
+// TopInState allows the name of a path of a turn's state, as repo.Repo.Pack packs it.
+func TopInState(name string) Top {
 	if base := path.Base(path.Clean("/" + name)); base != "/" {
-		return base
+		return Top{name: base}
 	}
-	return stateRoot
+	return Top{name: "root"} // the whole state
 }
-
-// TopInState allows the name of a path of a turn's state: that of NameInState.
-func TopInState(name string) Top { return Top{name: NameInState(name)} }
 
 // allows reports whether a stream may have a top-level name.
 func (t Top) allows(name string) bool { return t.any || t.name != "" && name == t.name }
