@@ -261,3 +261,20 @@ func TestPackagesHaveComments(t *testing.T) {
 		}
 	}
 }
+
+// TestProxiesAnswerEarly checks that proxies of HTTP are served by package duplex: an answer that
+// begins before the proxy has read the request would be cut.
+func TestProxiesAnswerEarly(t *testing.T) {
+	for _, p := range packages(t) {
+		for _, file := range p.GoFiles {
+			text, err := os.ReadFile(filepath.Join(p.Dir, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if s := string(text); strings.Contains(s, "httputil.ReverseProxy{") &&
+				!strings.Contains(s, "duplex.Handler(") {
+				t.Errorf("%s/%s serves a ReverseProxy without duplex.Handler", name(p.ImportPath), file)
+			}
+		}
+	}
+}

@@ -263,5 +263,5 @@ func (d *Door) serveDaemon(w http.ResponseWriter, r *http.Request, f Found) {
 }
 
 func boxOf(f Found) *envd.Box {
-	return &envd.Box{ID: f.Info.ID, User: f.Info.User, Workdir: f.Info.Workdir, Open: f.Open}
+	return &envd.Box{ID: f.Info.ID, Tenant: f.Tenant, User: f.Info.User, Workdir: f.Info.Workdir, Open: f.Open}
 }

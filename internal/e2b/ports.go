@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"time"
 
+	"turnstone.dev/turnstone/internal/duplex"
 	"turnstone.dev/turnstone/internal/e2b/envd"
 )
 
@@ -45,10 +46,7 @@ func (d *Door) servePort(w http.ResponseWriter, r *http.Request, f Found, port u
 		},
 		ErrorLog: log.New(io.Discard, "", 0),
 	}
-	// Otherwise the server closes the request's body when the answer begins. A sandbox that answers
-	// before its proxy has seen the body's end would lose its connection in the middle of the answer.
-	_ = http.NewResponseController(w).EnableFullDuplex() // an error: HTTP/2, which is
-	proxy.ServeHTTP(w, r)
+	duplex.Handler(proxy).ServeHTTP(w, r)
 }
 
 // A portConn is a connection to a port as a net.Conn. Its deadlines are those of its request.

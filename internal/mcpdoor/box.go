@@ -18,6 +18,9 @@ const (
 	// boxLife is the time after which a sandbox ends by itself, with a turn, so that it does not stay
 	// if nobody is there to end it. The next call makes another one.
 	boxLife = 2 * time.Hour
+	// leaseLife is boxLife where the connection extends it, every leaseEvery.
+	leaseLife  = 10 * time.Minute
+	leaseEvery = 3 * time.Minute
 	// endTime bounds the end of a connection's sandboxes.
 	endTime = 2 * time.Minute
 	// users is how many calls use a sandbox at one time.
@@ -33,6 +36,9 @@ type connection struct {
 	place Place
 	log   *slog.Logger
 	kept  outputs
+
+	calls  context.Context // ends with the connection
+	cancel context.CancelFunc
 
 	mu    sync.Mutex
 	ended bool
@@ -131,12 +137,54 @@ func (c *connection) ensure(ctx context.Context, b *box, t target, tell func(str
 		return "", err
 	}
 	i, err := c.place.Sandboxes.Create(ctx, sandboxes.Spec{Session: t.session, Branch: t.branch,
-		Shape: shape, Substrate: "auto", TTL: boxLife}, tell)
+		Shape: shape, Substrate: "auto", TTL: c.life()}, tell)
 	if err != nil {
 		return "", err
 	}
 	c.setID(b, i.ID)
 	return i.ID, nil
+}
+
+// life is the time of a sandbox, unless it is extended.
+func (c *connection) life() time.Duration {
+	if c.place.Extend != nil {
+		return leaseLife
+	}
+	return boxLife
+}
+
+// extend extends the time of the connection's sandboxes until its end.
+func (c *connection) extend() {
+	every := time.NewTicker(leaseEvery)
+	defer every.Stop()
+	for {
+		select {
+		case <-c.calls.Done():
+			return
+		case <-every.C:
+			c.extendAll()
+		}
+	}
+}
+
+// extendAll extends the time of all sandboxes. One that cannot be extended ends by itself, with a turn.
+func (c *connection) extendAll() {
+	c.mu.Lock()
+	var ids []turnstone.SandboxID
+	for _, b := range c.boxes {
+		if b.id != "" {
+			ids = append(ids, b.id)
+		}
+	}
+	c.mu.Unlock()
+	for _, id := range ids {
+		ctx, cancel := context.WithTimeout(c.calls, leaseEvery)
+		err := c.place.Extend(ctx, id, leaseLife)
+		cancel()
+		if err != nil && c.calls.Err() == nil && turnstone.KindOf(err) != turnstone.KindNotFound {
+			c.log.Warn("the time of a sandbox was not extended", "sandbox", id, "error", err)
+		}
+	}
 }
 
 func (c *connection) setID(b *box, id turnstone.SandboxID) {

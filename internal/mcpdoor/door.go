@@ -80,6 +80,24 @@ func (d *Door) Close(ctx context.Context) error {
 	}
 }
 
+// End ends the calls and the connection with an ID, such as one whose caller is no longer admitted. It
+// does not wait for what remains of it.
+func (d *Door) End(id string) {
+	for s := range d.server.Sessions() {
+		if s.ID() != id {
+			continue
+		}
+		d.mu.Lock()
+		if c := d.all[s]; c != nil {
+			c.cancel()
+		}
+		if !d.closed { // Close does it then
+			d.ending.Go(func() { _ = s.Close() })
+		}
+		d.mu.Unlock()
+	}
+}
+
 // errClosed is the error of calls after Close.
 var errClosed = errors.New("the server is ending")
 
@@ -106,9 +124,14 @@ func (d *Door) connection(ctx context.Context, s *mcp.ServerSession, extra *mcp.
 		p.Session = newSession()
 	}
 	c := &connection{place: p, log: d.o.Log, boxes: map[target]*box{}}
+	c.calls, c.cancel = context.WithCancel(context.Background())
 	d.all[s] = c
+	if p.Extend != nil {
+		d.ending.Go(c.extend)
+	}
 	d.ending.Go(func() {
 		_ = s.Wait()
+		c.cancel()
 		d.mu.Lock()
 		delete(d.all, s)
 		d.mu.Unlock()

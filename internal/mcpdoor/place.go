@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
@@ -51,6 +52,10 @@ type Place struct {
 	// Hide removes what a client must not read, such as paths of the host, from the texts of errors;
 	// nil: they stay.
 	Hide func(string) string
+	// Extend sets the time from now to the end of a sandbox; nil: it cannot be extended. The sandboxes
+	// of a connection then end soon after it even if nothing can end them any more, such as after the
+	// revocation of its token.
+	Extend func(ctx context.Context, id turnstone.SandboxID, life time.Duration) error
 	// Close frees the place when the connection has ended; nil: nothing to do.
 	Close func() error
 }

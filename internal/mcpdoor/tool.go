@@ -48,6 +48,7 @@ func add[In, Out any](d *Door, t tool,
 		if err != nil {
 			return d.failure(nil, err), nil
 		}
+		defer context.AfterFunc(conn.calls, cancel)()
 		var in In
 		if err := decode(r.Params.Arguments, &in); err != nil {
 			return d.failure(conn, err), nil

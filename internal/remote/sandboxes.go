@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	"turnstone.dev/turnstone"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
@@ -266,6 +267,13 @@ func idempotencyKey() string { return rand.Text() }
 func (b *Sandboxes) Pause(ctx context.Context, id turnstone.SandboxID) error {
 	_, err := b.calls.PauseSandbox(ctx, connect.NewRequest(&v1.PauseSandboxRequest{
 		SandboxId: string(id)}))
+	return err
+}
+
+// Extend sets the time from now to the end of a sandbox.
+func (b *Sandboxes) Extend(ctx context.Context, id turnstone.SandboxID, life time.Duration) error {
+	_, err := b.calls.SetSandboxTimeout(ctx, connect.NewRequest(&v1.SetSandboxTimeoutRequest{
+		SandboxId: string(id), Timeout: durationpb.New(life)}))
 	return err
 }
 

@@ -84,11 +84,11 @@ func (t *Turns) follow(ctx context.Context, f *following) (*turnstone.TurnReport
 			err = turnstone.Errorf("turn.attach", turnstone.KindDead, "the journal",
 				"ended without the turn's result")
 		}
-		if f.started && turnstone.KindOf(err) == turnstone.KindDenied {
+		if (f.started || f.open) && turnstone.KindOf(err) == turnstone.KindDenied {
 			return nil, locked(err)
 		}
 		if !lost(err) || ctx.Err() != nil {
-			return nil, err // a manipulated connection is not tried again
+			return nil, f.outcome(err) // a manipulated connection is not tried again
 		}
 		if f.journal.Offset() > before {
 			pause, since, f.told = first, time.Now(), false
@@ -96,7 +96,7 @@ func (t *Turns) follow(ctx context.Context, f *following) (*turnstone.TurnReport
 			since = since.Add(f.held) // a turn may be silent for longer than a client is patient
 		}
 		if time.Since(since)+pause > last {
-			return nil, err
+			return nil, f.outcome(err)
 		}
 		if t.Tell != nil && !f.told {
 			f.told = true
@@ -118,6 +118,22 @@ func locked(err error) error {
 		WithHint("use a new token; turn log of the session then shows the turn")
 }
 
+// outcome returns the error of a turn whose end is not known. After the start was sent, only the node
+// can say that nothing ran: kinds that mean so are replaced.
+func (f *following) outcome(err error) error {
+	if !f.open {
+		return err
+	}
+	switch turnstone.KindOf(err) {
+	case turnstone.KindNotFound, turnstone.KindInvalid, turnstone.KindExhausted,
+		turnstone.KindUnavailable:
+		return turnstone.NewError("turn.attach", turnstone.KindDead,
+			"the turn may have run at the node, and its end is not known", err).
+			WithHint("turn log of the session shows the turn if it ran")
+	}
+	return err
+}
+
 // lost reports whether another connection may help.
 func lost(err error) bool {
 	if channel.FaultOf(err) != "" && channel.FaultOf(err) != channel.FaultTruncated {
@@ -133,6 +149,7 @@ type following struct {
 	journal *turnlog.Reader
 	tried   bool          // to start the turn
 	started bool          // the node said so
+	open    bool          // a start was sent that the node has not refused
 	told    bool          // that the connection is lost
 	held    time.Duration // of the last connection, from its channel's handshake to its end
 }
@@ -163,6 +180,8 @@ func (f *following) connected(ctx context.Context) error {
 		again := f.tried
 		f.tried = true
 		if err := f.start(ctx, c); err != nil {
+			f.open = f.open || ctx.Err() != nil || channel.FaultOf(err) != "" ||
+				turnstone.KindOf(err) == turnstone.KindDead // without an answer
 			if again && turnstone.KindOf(err) == turnstone.KindInvalid {
 				// the start of the lost connection may have come between
 				if other := f.follow(ctx, c); turnstone.KindOf(other) != turnstone.KindNotFound {
@@ -171,7 +190,7 @@ func (f *following) connected(ctx context.Context) error {
 			}
 			return err
 		}
-		f.started = true
+		f.started, f.open = true, true
 	}
 	return f.follow(ctx, c)
 }

@@ -29,7 +29,7 @@ func (x *Repo) Pack(ctx context.Context, ref, name string) (
 	}
 	base := path.Base(path.Clean("/" + name))
 	if base == "/" {
-		base = "root" // the whole state
+		base = "root" // the whole state; tarfiles.TopInState expects these names
 	}
 	return func(w io.Writer, skipped func(name, why string)) error {
 		return cs.pack(ctx, w, st, real, base, skipped)

@@ -105,8 +105,13 @@ const maxSkipped = 10
 // get copies t.Path from the sandbox to t.Dest on the host, and reports omitted files.
 func (s *Sandbox) get(ctx context.Context, t Transfer, most turnstone.Bytes,
 	tell func(string)) error {
+	top, err := tarfiles.TopOf(t.Path)
+	if err != nil {
+		return turnstone.NewError("executor.get", turnstone.KindInvalid, "--get "+t.Path,
+			errors.Unwrap(err)).WithHint(turnstone.HintOf(err))
+	}
 	limits, skipped := getLimits, 0
-	limits.Bytes, limits.Top = most, tarfiles.TopOf(t.Path)
+	limits.Bytes = most
 	limits.Room = func(dir string) error { // a user's folder, to which free_space does not apply
 		return diskspace.Room(dir, config.Space{})
 	}
@@ -122,7 +127,7 @@ func (s *Sandbox) get(ctx context.Context, t Transfer, most turnstone.Bytes,
 		_ = w.CloseWithError(err)
 		got <- err
 	}()
-	err := tarfiles.Unpack(ctx, r, t.Dest, limits)
+	err = tarfiles.Unpack(ctx, r, t.Dest, top, limits)
 	_ = r.CloseWithError(io.ErrClosedPipe)
 	if skipped > maxSkipped {
 		tell(fmt.Sprintf("--get %s: left out %d more", t.Path, skipped-maxSkipped))

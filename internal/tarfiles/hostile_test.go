@@ -185,7 +185,7 @@ func (g *ground) run(t *testing.T, copies []copyTo) {
 	before := g.state(g.dest)
 	for _, c := range copies {
 		_ = Unpack(t.Context(), bytes.NewReader(c.stream), filepath.Join(g.dest, c.dest),
-			Limits{Entries: 40, Bytes: 1 << 20})
+			Any(), Limits{Entries: 40, Bytes: 1 << 20})
 	}
 	if diff := changed(before, g.state(g.dest)); len(diff) > 0 {
 		t.Errorf("unpacking changed %q", diff)
@@ -246,7 +246,7 @@ func TestLinksStayInside(t *testing.T) {
 			}
 			for _, c := range copies {
 				if err := Unpack(t.Context(), bytes.NewReader(c.stream),
-					g.dest, Limits{}); err != nil {
+					g.dest, Any(), Limits{}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -444,7 +444,7 @@ func TestModes(t *testing.T) {
 		if err := os.Chmod(d+"/t/there", 0o500); err != nil {
 			t.Fatal(err)
 		}
-		if err := Unpack(t.Context(), bytes.NewReader(b), d, Limits{Trusted: trusted}); err != nil {
+		if err := Unpack(t.Context(), bytes.NewReader(b), d, Any(), Limits{Trusted: trusted}); err != nil {
 			t.Fatal(err)
 		}
 		want := map[string]fs.FileMode{"d/f": 0o750, "d": 0o750 | fs.ModeDir | fs.ModeSticky,
@@ -472,7 +472,7 @@ func TestSparseInSmallReads(t *testing.T) {
 	b := stream(t, entry{tar.Header{Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, Size: size},
 		string(make([]byte, size))})
 	d := t.TempDir()
-	if err := Unpack(t.Context(), &smallReads{b, 33_001}, d, Limits{}); err != nil {
+	if err := Unpack(t.Context(), &smallReads{b, 33_001}, d, Any(), Limits{}); err != nil {
 		t.Fatal(err)
 	}
 	st, err := os.Stat(d + "/f")

@@ -111,7 +111,7 @@ func TestDestination(t *testing.T) {
 				tt.prepare(d)
 			}
 			if err := Unpack(t.Context(), bytes.NewReader(stream(t, tt.entries...)),
-				d+"/"+tt.dest, Limits{}); err != nil {
+				d+"/"+tt.dest, Any(), Limits{}); err != nil {
 				t.Fatal(err)
 			}
 			if got := list(t, d); !slices.Equal(got, tt.want) {
@@ -184,7 +184,7 @@ func TestHostile(t *testing.T) {
 			}
 			skipped := 0
 			err := Unpack(t.Context(), bytes.NewReader(stream(t, tt.entries...)), d,
-				Limits{Entries: 3, Bytes: 2000, Skipped: func(string, string) { skipped++ }})
+				Any(), Limits{Entries: 3, Bytes: 2000, Skipped: func(string, string) { skipped++ }})
 			if (err == nil) != (tt.kind == "") || err != nil && turnstone.KindOf(err) != tt.kind {
 				t.Errorf("error %v of kind %s, want %q", err, turnstone.KindOf(err), tt.kind)
 			}
@@ -223,7 +223,7 @@ func TestRoundTrip(t *testing.T) {
 	dst := filepath.Join(t.TempDir(), "dst")
 	r, w := io.Pipe()
 	go func() { _ = w.CloseWithError(Pack(t.Context(), w, src, "other")) }()
-	if err := Unpack(t.Context(), r, dst, Limits{}); err != nil {
+	if err := Unpack(t.Context(), r, dst, Any(), Limits{}); err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = os.Chmod(filepath.Join(dst, "d"), 0o755) }()
@@ -252,20 +252,20 @@ func TestFailures(t *testing.T) {
 	whole := stream(t, file("f", strings.Repeat("x", 5000)))
 	for _, n := range []int{1, 511, 700, 5000} {
 		if err := Unpack(t.Context(), bytes.NewReader(whole[:n]), t.TempDir(),
-			Limits{}); turnstone.KindOf(err) != turnstone.KindInvalid {
+			Any(), Limits{}); turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("cut off at %d: %v", n, err)
 		}
 	}
 	sent := &turnstone.Error{Kind: turnstone.KindNotFound}
 	if err := Unpack(t.Context(), io.MultiReader(bytes.NewReader(whole[:700]), failing{sent}),
-		t.TempDir(), Limits{}); !errors.Is(err, sent) &&
+		t.TempDir(), Any(), Limits{}); !errors.Is(err, sent) &&
 		turnstone.KindOf(err) != turnstone.KindNotFound {
 		t.Errorf("a sender's error: %v", err)
 	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("why")
 	cancel(why)
-	if err := Unpack(ctx, bytes.NewReader(whole), t.TempDir(), Limits{}); !errors.Is(err, why) {
+	if err := Unpack(ctx, bytes.NewReader(whole), t.TempDir(), Any(), Limits{}); !errors.Is(err, why) {
 		t.Errorf("unpack, canceled: %v", err)
 	}
 	if err := Pack(ctx, io.Discard, t.TempDir(), "x"); !errors.Is(err, why) {
@@ -291,7 +291,7 @@ func TestPartial(t *testing.T) {
 				}
 			}
 			err := Unpack(t.Context(), io.MultiReader(bytes.NewReader(whole[:n]), failing{sent}), at,
-				Limits{})
+				Any(), Limits{})
 			if turnstone.KindOf(err) != turnstone.KindDead {
 				t.Errorf("cut off at %d: %v", n, err)
 			}
@@ -320,7 +320,7 @@ func TestReplaces(t *testing.T) {
 		if err := make(at); err != nil {
 			t.Fatal(err)
 		}
-		err := Unpack(t.Context(), bytes.NewReader(whole), filepath.Dir(at), Limits{})
+		err := Unpack(t.Context(), bytes.NewReader(whole), filepath.Dir(at), Any(), Limits{})
 		if name == "a full folder" {
 			if turnstone.KindOf(err) != turnstone.KindInvalid {
 				t.Errorf("%s: %v", name, err)
@@ -360,7 +360,7 @@ func TestSparse(t *testing.T) {
 	}
 	r, w := io.Pipe()
 	go func() { _ = w.CloseWithError(Pack(t.Context(), w, src, "it")) }()
-	if err := Unpack(t.Context(), r, dst, Limits{}); err != nil {
+	if err := Unpack(t.Context(), r, dst, Any(), Limits{}); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"middle", "odd", "empty"} {
@@ -391,7 +391,7 @@ func TestRoom(t *testing.T) {
 		filepath.Join(top, "new", "file")} {
 		r, w := io.Pipe()
 		go func() { _ = w.CloseWithError(Pack(t.Context(), w, src, "it")) }()
-		err := Unpack(t.Context(), r, dest, Limits{Room: func(dir string) error {
+		err := Unpack(t.Context(), r, dest, Any(), Limits{Room: func(dir string) error {
 			if dir != top {
 				t.Errorf("%s: the space of %s is checked", dest, dir)
 			}

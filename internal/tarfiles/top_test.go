@@ -26,12 +26,24 @@ func TestTop(t *testing.T) {
 		}
 		_, _ = w.Write([]byte("x"))
 		_ = w.Close()
-		err := Unpack(t.Context(), &b, dest+"/", Limits{Top: "got"})
+		err := Unpack(t.Context(), &b, dest+"/", TopInState("/a/got"), Limits{})
 		if (err == nil) != ok || !ok && turnstone.KindOf(err) != turnstone.KindInvalid {
 			t.Errorf("%s: %v", name, err)
 		}
 		if text, err := os.ReadFile(own); err != nil || string(text) != "mine" {
 			t.Errorf("%s: the user's file is %q, %v", name, text, err)
+		}
+	}
+}
+
+// TestTopOf: a path without a name of its own allows nothing, and neither does the zero value.
+func TestTopOf(t *testing.T) {
+	for path, want := range map[string]string{"/a/b": "b", "a/": "a", "/a//": "a", "x": "x",
+		"/": "", "": "", ".": "", "/a/.": "", "..": "", "/a/../": ""} {
+		top, err := TopOf(path)
+		if want == "" && turnstone.KindOf(err) != turnstone.KindInvalid || top.allows("") ||
+			top.allows(".") || top.allows(want) != (want != "") || top.allows("other") {
+			t.Errorf("%q: %+v %v", path, top, err)
 		}
 	}
 }

@@ -23,9 +23,6 @@ type Limits struct {
 	Entries int             // default 1,000,000
 	Bytes   turnstone.Bytes // total file content; default 64 GiB
 
-	// Top is the stream's only top-level name; empty: it may have any. Who unpacks a stream of
-	// strangers into a folder of the user says it: the folder has other files.
-	Top string
 	// Trusted means that the stream is the caller's own and is written unchanged: symbolic links
 	// with any target, and modes regardless of the umask.
 	Trusted bool
@@ -40,6 +37,8 @@ const (
 	defaultEntries = 1_000_000
 	defaultBytes   = 64 << 30
 	maxDepth       = 255 // path elements: far more than people use, and few enough for fast walks
+	maxName        = 4096
+	maxPart        = 255 // bytes of a path element: file systems have no longer names
 
 	entryCost = 4096     // approximate bytes that a name uses
 	roomEvery = 16 << 20 // bytes written between two calls of Room
@@ -50,15 +49,16 @@ const (
 // top-level name. Existing files are replaced. Missing folders on the way to the destination are
 // created, unless Room rejects the file system.
 //
-// For any stream, Unpack writes nothing outside of the destination: names that are absolute or
-// contain "..", and entries below symbolic links, are errors of kind Invalid. Unpack skips devices,
+// For any stream, Unpack writes nothing outside of the destination, and nothing beside what top allows:
+// other names, names that are absolute or contain "..", and entries below symbolic links, are errors of
+// kind Invalid. Unpack skips devices,
 // pipes, sockets and hard links, and symbolic links that could lead out of their top-level name,
 // now or after later copies. The umask applies to modes; set-user-ID and set-group-ID bits are
 // dropped; existing folders keep their mode. Exceeding a limit is an error of kind Exhausted.
 //
 // A file gets its name when its content is complete. After an error, the entries before the one that
 // failed remain, and what stood in the place of the others is unchanged.
-func Unpack(ctx context.Context, r io.Reader, dest string, limits Limits) error {
+func Unpack(ctx context.Context, r io.Reader, dest string, top Top, limits Limits) error {
 	if limits.Entries == 0 {
 		limits.Entries = defaultEntries
 	}
@@ -68,7 +68,7 @@ func Unpack(ctx context.Context, r io.Reader, dest string, limits Limits) error 
 	if limits.Skipped == nil {
 		limits.Skipped = func(string, string) {}
 	}
-	u := &unpacker{ctx: ctx, lim: limits, dest: dest, buf: make([]byte, 256<<10),
+	u := &unpacker{ctx: ctx, lim: limits, dest: dest, allowed: top, buf: make([]byte, 256<<10),
 		tops: map[string]*topLevel{}}
 	dir := dest
 	if st, err := os.Stat(dest); !(err == nil && st.IsDir()) && !strings.HasSuffix(dest, "/") {
@@ -100,6 +100,7 @@ type unpacker struct {
 	lim     Limits
 	dest    string
 	rename  string // new top-level name; empty: unchanged
+	allowed Top
 	only    string // the stream's top-level name if there is a rename
 	entries int
 	bytes   int64
@@ -160,16 +161,6 @@ func (u *unpacker) broken(err error) error {
 		fmt.Errorf("the archive is damaged or truncated: %w", err), "")
 }
 
-// TopOf returns the top-level name of the stream of a path, as an agent packs it; empty: it has none.
-func TopOf(name string) string {
-	name = strings.TrimRight(name, "/")
-	name = name[strings.LastIndexByte(name, '/')+1:]
-	if name == "." || name == ".." {
-		return ""
-	}
-	return name
-}
-
 // place validates a name and returns its path below the root.
 func (u *unpacker) place(name string) (string, error) {
 	if name == "" || strings.HasPrefix(name, "/") || strings.IndexByte(name, 0) >= 0 {
@@ -183,10 +174,13 @@ func (u *unpacker) place(name string) (string, error) {
 		if p == ".." {
 			return "", errors.New("a name that leads out of the destination")
 		}
+		if len(p) > maxPart || len(name) > maxName {
+			return "", errors.New("a name that is too long")
+		}
 	}
 	clean := path.Clean(strings.Join(parts, "/"))
 	top, rest, _ := strings.Cut(clean, "/")
-	if u.lim.Top != "" && top != u.lim.Top {
+	if !u.allowed.allows(top) {
 		return "", errors.New("a name beside what was asked for")
 	}
 	if u.rename == "" {

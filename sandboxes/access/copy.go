@@ -43,6 +43,10 @@ const maxSkipped = 10
 // sandbox's capacity. tell is called for skipped files.
 func (a *Access) Download(ctx context.Context, id turnstone.SandboxID, path, dest string,
 	tell func(string)) error {
+	top, err := tarfiles.TopOf(path)
+	if err != nil {
+		return err
+	}
 	i, err := a.Info(ctx, id)
 	if err != nil {
 		return err
@@ -54,7 +58,7 @@ func (a *Access) Download(ctx context.Context, id turnstone.SandboxID, path, des
 	defer c.Close()
 	defer closeAfter(ctx, c)()
 	skipped := 0
-	limits := tarfiles.Limits{Top: tarfiles.TopOf(path), Bytes: i.Capacity, Room: room,
+	limits := tarfiles.Limits{Bytes: i.Capacity, Room: room,
 		Skipped: func(name, why string) {
 			if skipped++; skipped <= maxSkipped {
 				tell(fmt.Sprintf("skipped %q: %s", name, why))
@@ -67,7 +71,7 @@ func (a *Access) Download(ctx context.Context, id turnstone.SandboxID, path, des
 		_ = w.CloseWithError(err)
 		got <- err
 	}()
-	err = tarfiles.Unpack(ctx, r, dest, limits)
+	err = tarfiles.Unpack(ctx, r, dest, top, limits)
 	_ = r.CloseWithError(io.ErrClosedPipe)
 	if skipped > maxSkipped {
 		tell(fmt.Sprintf("skipped %d more", skipped-maxSkipped))

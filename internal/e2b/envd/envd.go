@@ -21,6 +21,7 @@ import (
 // A Box is a sandbox that runs.
 type Box struct {
 	ID      turnstone.SandboxID
+	Tenant  string // whose it is
 	User    string // of commands that name none; empty: root
 	Workdir string // of commands that name none, and of relative paths
 	// Open opens a connection to the sandbox's agent. The caller closes it.

@@ -8,8 +8,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// maxTimers bounds the commands that outlive their callers and have an end. Beyond it, a command
-// ends with its caller.
+// maxTimers bounds the commands that outlive their callers and have an end; tenants share them. Beyond
+// its share, a command ends with its caller.
 const maxTimers = 10_000
 
 // timers end commands when the time of the call that started them is up, also if its caller has left
@@ -17,10 +17,13 @@ const maxTimers = 10_000
 type timers struct {
 	mu     sync.Mutex
 	all    map[*time.Timer]struct{}
+	shares shares
 	closed bool
 }
 
-func newTimers() *timers { return &timers{all: map[*time.Timer]struct{}{}} }
+func newTimers() *timers {
+	return &timers{all: map[*time.Timer]struct{}{}, shares: shares{most: maxTimers}}
+}
 
 // kill returns a function that is called at the end of a call: if the process still runs, it is
 // killed when it is due.
@@ -42,11 +45,12 @@ func (t *timers) kill(b *Box, process string, due time.Time) func(ended *bool) {
 		}
 		left := time.Until(due)
 		t.mu.Lock()
-		if left > 0 && len(t.all) < maxTimers && !t.closed {
+		if left > 0 && !t.closed && t.shares.take(b.Tenant) {
 			var timer *time.Timer
 			timer = time.AfterFunc(left, func() {
 				t.mu.Lock()
 				delete(t.all, timer)
+				t.shares.leave(b.Tenant)
 				t.mu.Unlock()
 				end()
 			})

@@ -16,7 +16,7 @@ import (
 
 // Bounds of watches.
 const (
-	maxWatchers = 1000 // that clients ask, in all
+	maxWatchers = 1000 // that clients ask; tenants share them
 	maxPerBox   = 16
 	maxPending  = 4096 // events that wait
 	watcherIdle = time.Hour
@@ -39,6 +39,7 @@ type change struct {
 // oldest first.
 type watch struct {
 	box   turnstone.SandboxID
+	whose string // its tenant
 	root  string
 	entry bool // events have the entry
 	place *place
@@ -111,7 +112,7 @@ func begin(ctx context.Context, user string, q watchRequest) (*watch, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &watch{box: b.ID, entry: q.GetIncludeEntry(), more: make(chan struct{}, 1), used: time.Now()}
+	w := &watch{box: b.ID, whose: b.Tenant, entry: q.GetIncludeEntry(), more: make(chan struct{}, 1), used: time.Now()}
 	if w.place, err = at(ctx, user, wire.Options{OnEvent: w.event}); err != nil {
 		return nil, err
 	}
@@ -186,10 +187,13 @@ type watchers struct {
 	mu  sync.Mutex
 	all map[string]*watch
 	per map[turnstone.SandboxID]int
+
+	shares shares
 }
 
 func newWatchers() *watchers {
-	return &watchers{all: map[string]*watch{}, per: map[turnstone.SandboxID]int{}}
+	return &watchers{all: map[string]*watch{}, per: map[turnstone.SandboxID]int{},
+		shares: shares{most: maxWatchers}}
 }
 
 // add keeps a watch under a new name, and closes those that nobody asks.
@@ -204,7 +208,7 @@ func (s *watchers) add(w *watch) (string, error) {
 			s.drop(id)
 		}
 	}
-	if len(s.all) >= maxWatchers || s.per[w.box] >= maxPerBox {
+	if s.per[w.box] >= maxPerBox || !s.shares.take(w.whose) {
 		return "", fail(connect.CodeResourceExhausted, "there are too many watchers: remove some")
 	}
 	id := strings.ToLower(rand.Text())
@@ -220,6 +224,7 @@ func (s *watchers) drop(id string) {
 	if s.per[w.box]--; s.per[w.box] == 0 {
 		delete(s.per, w.box)
 	}
+	s.shares.leave(w.whose)
 	_ = w.place.c.Close()
 }
 

@@ -92,7 +92,7 @@ func (f *Files) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpa
 
 // unpack unpacks the client's own files: links and modes are kept, and the disk is the limit.
 func unpack(ctx context.Context, r io.Reader, dest string) error {
-	return tarfiles.Unpack(ctx, r, dest,
+	return tarfiles.Unpack(ctx, r, dest, tarfiles.Any(),
 		tarfiles.Limits{Trusted: true, Entries: 1 << 40, Bytes: 1 << 60})
 }
 

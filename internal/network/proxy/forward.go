@@ -16,6 +16,7 @@ import (
 	"slices"
 	"sync"
 
+	"turnstone.dev/turnstone/internal/duplex"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/network/recording"
 )
@@ -24,7 +25,7 @@ import (
 type forwarder struct {
 	c         *connection
 	transport *http.Transport
-	proxy     *httputil.ReverseProxy
+	proxy     http.Handler
 	secrets   secretHeaders
 	head      headCounter // of the answers
 }
@@ -66,9 +67,9 @@ func (c *connection) forwarder(ctx context.Context, upstream net.Conn) *forwarde
 		MaxConnsPerHost: 1, MaxIdleConnsPerHost: 1,
 		MaxResponseHeaderBytes: maxAnswer, TLSNextProto: map[string]func(string,
 			*tls.Conn) http.RoundTripper{}}
-	f.proxy = &httputil.ReverseProxy{Transport: f, FlushInterval: -1,
+	f.proxy = duplex.Handler(&httputil.ReverseProxy{Transport: f, FlushInterval: -1,
 		ErrorLog: log.New(io.Discard, "", 0),
-		Rewrite:  f.rewrite, ModifyResponse: f.response, ErrorHandler: f.failed}
+		Rewrite:  f.rewrite, ModifyResponse: f.response, ErrorHandler: f.failed})
 	return f
 }
 

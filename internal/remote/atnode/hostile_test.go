@@ -1,6 +1,7 @@
 package atnode
 
 import (
+	"archive/tar"
 	"context"
 	"encoding/json"
 	"io"
@@ -134,6 +135,39 @@ func TestLies(t *testing.T) {
 				t.Errorf("OpenFile: %v", err)
 			}
 		})
+	}
+}
+
+// TestCopyOutBeside: a node that sends another file than was asked for replaces no file of the user.
+func TestCopyOutBeside(t *testing.T) {
+	for asked, names := range map[string]map[string]bool{
+		"/a/got": {"got": true, "Makefile": false, ".git": false},
+		"got":    {"got": true, "root": false},
+		"/":      {"root": true, "Makefile": false},
+		".":      {"root": true, "Makefile": false},
+		"/a/..":  {"root": true, "a": false},
+	} {
+		for name, ok := range names {
+			dest := t.TempDir()
+			own := filepath.Join(dest, "Makefile")
+			if err := os.WriteFile(own, []byte("mine"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			var b strings.Builder
+			w := tar.NewWriter(&b)
+			_ = w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Size: 1, Mode: 0o644})
+			_, _ = w.Write([]byte("x"))
+			_ = w.Close()
+			err := dial(t, liar{text: b.String()}).CopyOut(t.Context(), "s", asked, dest, nil)
+			if (err == nil) != ok || !ok && turnstone.KindOf(err) != turnstone.KindInvalid {
+				t.Errorf("%s, sent %s: %v", asked, name, err)
+			}
+			text, err := os.ReadFile(own)
+			left, _ := os.ReadDir(dest)
+			if string(text) != "mine" || (len(left) == 2) != ok {
+				t.Errorf("%s, sent %s: %q %v, %v", asked, name, text, err, left)
+			}
+		}
 	}
 }
 

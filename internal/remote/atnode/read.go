@@ -187,7 +187,7 @@ func (f *file) Close() error {
 }
 
 // CopyOut is executor.Executor.CopyOut. dest is on this machine, on whose disk no space is kept free.
-// What the node sends is not trusted: nothing is written outside of dest.
+// What the node sends is not trusted: nothing is written outside of dest, or beside what name names.
 func (x *Executor) CopyOut(ctx context.Context, ref, name, dest string,
 	skipped func(name, why string)) error {
 	var mu sync.Mutex // packing and unpacking run concurrently
@@ -201,7 +201,7 @@ func (x *Executor) CopyOut(ctx context.Context, ref, name, dest string,
 	limits := tarfiles.Limits{Entries: 1 << 30, Bytes: 1 << 50, Skipped: skip}
 	return x.do(ctx, func(c *wire.Client) error {
 		return receive(ctx, c, func(r io.Reader) error {
-			return tarfiles.Unpack(ctx, r, dest, limits)
+			return tarfiles.Unpack(ctx, r, dest, tarfiles.TopInState(name), limits)
 		}, func(data wire.StreamID) error {
 			type line struct{ Name, Why string }
 			return receive(ctx, c, func(r io.Reader) error {

@@ -40,7 +40,7 @@ func Copy(ctx context.Context, x *repo.Repo, ref, name, dest string,
 		_ = w.CloseWithError(err)
 		packed <- err
 	}()
-	err = tarfiles.Unpack(ctx, r, dest, limits)
+	err = tarfiles.Unpack(ctx, r, dest, tarfiles.TopInState(name), limits)
 	_ = r.CloseWithError(io.ErrClosedPipe) // ends the packer if Unpack returned early
 	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
 		return perr

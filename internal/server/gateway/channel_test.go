@@ -60,8 +60,8 @@ func (e *echoes) Seal(_ context.Context, _ turnstone.SandboxID, s sandboxes.Seal
 	return e.key.Public, e.known.Add(s.Statement, []channel.PublicKey{s.Clients[0]}, s.Expires)
 }
 
-// duplex returns two ends of a stream, each of which can end its own direction.
-func duplex() (a, b *half) {
+// bothEnds returns two ends of a stream, each of which can end its own direction.
+func bothEnds() (a, b *half) {
 	r1, w1 := io.Pipe()
 	r2, w2 := io.Pipe()
 	return &half{r: r1, w: w2}, &half{r: r2, w: w1}
@@ -80,7 +80,7 @@ func (h *half) Close() error                { return errors.Join(h.w.Close(), h.
 
 func (e *echoes) OpenChannel(ctx context.Context, _ turnstone.SandboxID) (
 	sandboxes.ChannelStream, error) {
-	near, far := duplex()
+	near, far := bothEnds()
 	e.wg.Go(func() {
 		c, err := channel.Server(ctx, far, channel.ServerConfig{Key: e.key, Registry: &e.known})
 		if err != nil {

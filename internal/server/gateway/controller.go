@@ -13,6 +13,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/api"
+	"turnstone.dev/turnstone/internal/duplex"
 )
 
 // Controller returns the handler of control calls for a controller in another process, at a base
@@ -27,7 +28,7 @@ func Controller(base *url.URL, transport http.RoundTripper, l *slog.Logger) http
 	explain := func(ctx context.Context) func(error) error {
 		return func(err error) error { return controllerError(ctx, err, l) }
 	}
-	return &httputil.ReverseProxy{
+	return duplex.Handler(&httputil.ReverseProxy{
 		Transport: bodyKeeper{transport},
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(base)
@@ -56,7 +57,7 @@ func Controller(base *url.URL, transport http.RoundTripper, l *slog.Logger) http
 			f.refuse(w, r, explain(r.Context())(err))
 		},
 		ErrorLog: log.New(serverLog{l}, "", 0),
-	}
+	})
 }
 
 // controllerError returns what a caller is told of a call that did not reach the controller.

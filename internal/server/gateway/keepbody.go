@@ -10,9 +10,8 @@ import (
 // them. A call or its answer was then lost with http.ErrBodyReadAfterClose:
 //   - If a connection turns out to be unusable, net/http's HTTP/2 takes another one for the same
 //     request, after it has closed the body for the first one.
-//   - net/http's HTTP/1 server reads the rest of a request and closes its body when the answer begins.
-//     The controller may refuse a call before the transport has read the body to its end; the transport
-//     then fails and drops the answer.
+//   - Servers close a request's body when the handler returns, and the transport may still read it: the
+//     controller may refuse a call before the transport has read the body to its end.
 type bodyKeeper struct{ http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
@@ -25,8 +24,8 @@ func (t bodyKeeper) RoundTrip(r *http.Request) (*http.Response, error) {
 	return t.RoundTripper.RoundTrip(one)
 }
 
-// A keptBody is the body of a request that this process serves. Its server closes it, when it answers
-// or the handler returns; whoever answers first wants no more of it, so that is its end.
+// A keptBody is the body of a request that this process serves. Its server closes it when the handler
+// returns; whoever answers first wants no more of it, so that is its end.
 type keptBody struct{ r io.Reader }
 
 // Read implements io.Reader.

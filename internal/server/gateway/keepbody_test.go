@@ -1,13 +1,17 @@
 package gateway
 
 import (
+	"bufio"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // A stale transport does what net/http's HTTP/2 does if connections turn out to be unusable: for each
@@ -114,5 +118,47 @@ func TestEarlyAnswer(t *testing.T) {
 	_ = res.Body.Close()
 	if res.StatusCode != http.StatusForbidden || string(b) != e.answer || err != nil {
 		t.Errorf("%d %q %v", res.StatusCode, b, err)
+	}
+}
+
+// TestAnswerBeforeTheBody: the answer and the request's body arrive as a whole if the answer begins
+// before the caller has sent all of the body.
+func TestAnswerBeforeTheBody(t *testing.T) {
+	controller := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c := http.NewResponseController(w)
+		if err := c.EnableFullDuplex(); err != nil {
+			t.Error(err)
+		}
+		_, _ = io.WriteString(w, "begun\n")
+		_ = c.Flush()
+		body, err := io.ReadAll(r.Body)
+		_, _ = fmt.Fprintf(w, "%s %v", body, err)
+	}))
+	defer controller.Close()
+	to, err := url.Parse(controller.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewServer(Controller(to, http.DefaultTransport, nil))
+	defer srv.Close()
+	c, err := net.Dial("tcp", srv.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(2 * time.Minute))
+	_, _ = io.WriteString(c, "POST /turnstone.v1.TurnService/GetTurn HTTP/1.1\r\nHost: h\r\n"+
+		"Content-Length: 2\r\n\r\na")
+	answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := bufio.NewReader(answer.Body)
+	if line, err := in.ReadString('\n'); line != "begun\n" {
+		t.Fatalf("%q %v", line, err)
+	}
+	_, _ = io.WriteString(c, "b")
+	if rest, err := io.ReadAll(in); string(rest) != "ab <nil>" || err != nil {
+		t.Errorf("%q %v", rest, err)
 	}
 }

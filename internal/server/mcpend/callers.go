@@ -1,11 +1,15 @@
 package mcpend
 
 import (
+	"context"
 	"net/http"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	mcpauth "github.com/modelcontextprotocol/go-sdk/auth"
+
+	"turnstone.dev/turnstone"
 )
 
 // Bounds of connections.
@@ -22,31 +26,19 @@ const sessionHeader = "Mcp-Session-Id"
 // subject may grant more and less, so none counts for another connection. It is safe for concurrent
 // use.
 type callers struct {
-	mu          sync.Mutex
-	shown       map[connection]*atomic.Pointer[string] // of those with a place
-	connections map[string]string                      // the caller of each
+	mu       sync.Mutex
+	shown    map[connection]*atomic.Pointer[string]
+	starting map[string]int // connections of a caller that have no ID yet
 }
 
 // A connection is one of a verified caller. Only the pair counts: anybody can name an ID.
 type connection struct{ caller, id string }
 
-// enter returns the token of a connection that opens its place, until leave.
-func (c *callers) enter(of connection, token string) *atomic.Pointer[string] {
+// token returns the latest token of a connection; nil: there is no such connection.
+func (c *callers) token(of connection) *atomic.Pointer[string] {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.shown == nil {
-		c.shown = map[connection]*atomic.Pointer[string]{}
-	}
-	one := &atomic.Pointer[string]{}
-	one.Store(&token)
-	c.shown[of] = one
-	return one
-}
-
-func (c *callers) leave(of connection) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.shown, of)
+	return c.shown[of]
 }
 
 // show notes the token of a request, whose caller is verified.
@@ -58,29 +50,81 @@ func (c *callers) show(of connection, token string) {
 	}
 }
 
-// begin reserves the place of a new connection of a caller, among those that live.
-func (c *callers) begin(name string, live map[string]bool) bool {
+// begin reserves the place of a new connection of a caller, which began or failed follows. live
+// returns the IDs of the connections that have not ended.
+func (c *callers) begin(name string, live func() map[string]bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	own := 0
-	for id, of := range c.connections {
-		if !live[id] {
-			delete(c.connections, id)
-		} else if of == name {
+	there := live()
+	all, own := 1, 1
+	for of := range c.shown {
+		switch {
+		case !there[of.id]:
+			delete(c.shown, of)
+			continue
+		case of.caller == name:
 			own++
 		}
+		all++
 	}
-	return len(live) < maxConnections && own < maxOfCaller
+	for caller, n := range c.starting {
+		if all += n; caller == name {
+			own += n
+		}
+	}
+	if all > maxConnections || own > maxOfCaller {
+		return false
+	}
+	if c.starting == nil {
+		c.starting = map[string]int{}
+	}
+	c.starting[name]++
+	return true
 }
 
-// began notes the caller of a connection.
-func (c *callers) began(id, name string) {
+// began ends a reservation: the connection has an ID, or there is none if that is empty.
+func (c *callers) began(of connection, token string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.connections == nil {
-		c.connections = map[string]string{}
+	if c.starting[of.caller]--; c.starting[of.caller] == 0 {
+		delete(c.starting, of.caller)
 	}
-	c.connections[id] = name
+	if of.id == "" {
+		return
+	}
+	if c.shown == nil {
+		c.shown = map[connection]*atomic.Pointer[string]{}
+	}
+	one := &atomic.Pointer[string]{}
+	one.Store(&token)
+	c.shown[of] = one
+}
+
+// all returns the connections with their latest tokens.
+func (c *callers) all() map[connection]string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := make(map[connection]string, len(c.shown))
+	for of, token := range c.shown {
+		all[of] = *token.Load()
+	}
+	return all
+}
+
+// forget forgets a connection that has ended.
+func (c *callers) forget(of connection) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.shown, of)
+}
+
+// live returns the IDs of the connections that have not ended.
+func (e *Endpoint) live() map[string]bool {
+	live := map[string]bool{}
+	for s := range e.door.Server().Sessions() {
+		live[s.ID()] = true
+	}
+	return live
 }
 
 // bounded refuses new connections beyond the bounds.
@@ -90,18 +134,42 @@ func (e *Endpoint) bounded(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		live := map[string]bool{}
-		for s := range e.door.Server().Sessions() {
-			live[s.ID()] = true
-		}
-		name := mcpauth.TokenInfoFromContext(r.Context()).UserID
-		if !e.callers.begin(name, live) {
+		i := mcpauth.TokenInfoFromContext(r.Context())
+		if !e.callers.begin(i.UserID, e.live) {
 			http.Error(w, "too many connections: end one with DELETE", http.StatusTooManyRequests)
 			return
 		}
+		defer func() {
+			token, _ := i.Extra[tokenKey].(string)
+			e.callers.began(connection{i.UserID, w.Header().Get(sessionHeader)}, token)
+		}()
 		next.ServeHTTP(w, r)
-		if id := w.Header().Get(sessionHeader); id != "" {
-			e.callers.began(id, name)
-		}
 	})
+}
+
+// watch ends connections whose token no longer holds, until ctx ends.
+func (e *Endpoint) watch(ctx context.Context, every time.Duration) {
+	t := time.NewTicker(every)
+	defer t.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-t.C:
+			e.check(ctx)
+		}
+	}
+}
+
+// check ends connections whose latest token no longer holds: their streams too, which outlive requests.
+// A token that cannot be verified now stays: its calls are refused.
+func (e *Endpoint) check(ctx context.Context) {
+	for of, token := range e.callers.all() {
+		p, err := e.o.Verifier.Verify(ctx, token)
+		if err == nil && callerOf(p) == of.caller ||
+			turnstone.KindOf(err) == turnstone.KindUnavailable || ctx.Err() != nil {
+			continue
+		}
+		e.door.End(of.id)
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	mcpauth "github.com/modelcontextprotocol/go-sdk/auth"
@@ -19,6 +20,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/mcpdoor"
 	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/internal/server/patience"
 )
 
 // Path is the path of the endpoint.
@@ -29,7 +31,8 @@ const (
 	maxBody    = 4 << 20 // of a request
 	maxHead    = 32 << 10
 	headTime   = 10 * time.Second
-	bodyTime   = time.Minute // for a whole request
+	stallTime  = 30 * time.Second // without a byte of a body, or with none read of an answer
+	checkEvery = 10 * time.Second // whether tokens still hold
 	idleTime   = 2 * time.Minute
 	closeTime  = 2 * time.Minute // for what connections leave
 	answerTime = 3 * time.Second // for the last answers
@@ -67,7 +70,7 @@ func New(o Options) *Endpoint {
 		AllowMissingExpiration: true})(e.bounded(streams))
 	mux := http.NewServeMux()
 	mux.Handle(Path, http.NewCrossOriginProtection().Handler(admitted))
-	e.handler = mux
+	e.handler = patience.Handler(mux, stallTime)
 	return e
 }
 
@@ -77,8 +80,13 @@ func (e *Endpoint) Handler() http.Handler { return e.handler }
 // Serve answers callers of l until ctx ends, and closes l. Then running calls are cancelled, and the
 // work in sandboxes is kept as turns, until now ends.
 func (e *Endpoint) Serve(ctx, now context.Context, l net.Listener) error {
-	s := &http.Server{Handler: e.handler, ReadHeaderTimeout: headTime, ReadTimeout: bodyTime,
-		IdleTimeout: idleTime, MaxHeaderBytes: maxHead, ErrorLog: log.New(discard{}, "", 0)}
+	s := &http.Server{Handler: e.handler, ReadHeaderTimeout: headTime, IdleTimeout: idleTime,
+		MaxHeaderBytes: maxHead, ErrorLog: log.New(discard{}, "", 0)}
+	watching, unwatch := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() { e.watch(watching, checkEvery) })
+	defer watch.Wait()
+	defer unwatch()
 	failed := make(chan error, 1)
 	go func() { failed <- s.Serve(l) }()
 	var err error
@@ -151,23 +159,21 @@ func (e *Endpoint) open(ctx context.Context, i *mcpauth.TokenInfo) (mcpdoor.Plac
 		return mcpdoor.Place{}, turnstone.Errorf("mcp.open", turnstone.KindDenied, "the caller",
 			"has no token")
 	}
-	token, _ := i.Extra[tokenKey].(string)
 	of := connectionOf(i)
-	if of.id == "" {
+	shown := e.callers.token(of)
+	if shown == nil {
 		return mcpdoor.Place{}, turnstone.Errorf("mcp.open", turnstone.KindInvalid, "the request",
 			"names no connection")
 	}
-	shown := e.callers.enter(of, token)
 	p, err := e.o.Open(context.WithoutCancel(ctx), i.UserID, func() (string, error) {
 		return *shown.Load(), nil
 	})
 	if err != nil {
-		e.callers.leave(of)
 		return p, err
 	}
 	closing := p.Close
 	p.Close = func() error {
-		defer e.callers.leave(of)
+		defer e.callers.forget(of)
 		if closing == nil {
 			return nil
 		}

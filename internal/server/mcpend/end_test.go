@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -158,9 +160,105 @@ func TestTokenOfConnection(t *testing.T) {
 		t.Error(got)
 	}
 	end(t, e)
-	if len(e.callers.shown) != 0 {
-		t.Error("tokens are kept")
+	if all := e.callers.all(); len(all) != 0 {
+		t.Errorf("tokens of %d connections are kept", len(all))
 	}
+}
+
+// ending is a verifier whose tokens end.
+type ending struct {
+	verifier
+	over *atomic.Bool
+}
+
+func (v ending) Verify(ctx context.Context, token string) (auth.Principal, error) {
+	if v.over.Load() && token == "a1" {
+		return auth.Principal{}, errors.New("it is revoked")
+	}
+	return v.verifier.Verify(ctx, token)
+}
+
+// A slowTurns is a place whose call ends with its context alone.
+type slowTurns struct {
+	mcpdoor.Turns
+	began chan struct{}
+}
+
+func (f slowTurns) Log(ctx context.Context, _ string, _ int) (*turnstone.Graph, error) {
+	close(f.began)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// TestRevocation: when the token of a connection ends, its stream, its call and its place end too;
+// those of another token stay.
+func TestRevocation(t *testing.T) {
+	over := &atomic.Bool{}
+	began, closed := make(chan struct{}), make(chan struct{})
+	e := New(Options{Verifier: ending{over: over}, Idle: time.Hour, Log: slog.New(slog.DiscardHandler),
+		Open: func(context.Context, string, func() (string, error)) (mcpdoor.Place, error) {
+			return mcpdoor.Place{Turns: slowTurns{began: began},
+				Close: func() error { close(closed); return nil }}, nil
+		}})
+	_, one := initialize(e, "a1")
+	_, two := initialize(e, "b1")
+	stream := func(token, id string) chan struct{} {
+		ctx, cancel := context.WithCancel(t.Context())
+		t.Cleanup(cancel)
+		r := httptest.NewRequestWithContext(ctx, http.MethodGet, Path, nil)
+		r.Header.Set("Accept", "text/event-stream")
+		r.Header.Set("Authorization", "Bearer "+token)
+		r.Header.Set(sessionHeader, id)
+		done := make(chan struct{})
+		go func() { defer close(done); e.Handler().ServeHTTP(httptest.NewRecorder(), r) }()
+		return done
+	}
+	first, second := stream("a1", one), stream("b1", two)
+	called := make(chan struct{})
+	go func() { defer close(called); call(e, "a1", one) }()
+	<-began
+	e.check(t.Context())
+	select {
+	case <-first:
+		t.Fatal("a stream ended whose token holds")
+	default:
+	}
+	over.Store(true)
+	e.check(t.Context())
+	for what, ended := range map[string]chan struct{}{"stream": first, "call": called, "place": closed} {
+		select {
+		case <-ended:
+		case <-time.After(2 * time.Minute):
+			t.Fatalf("the %s outlives the token", what)
+		}
+	}
+	if e.live()[one] || !e.live()[two] {
+		t.Error("the wrong connection ended")
+	}
+	end(t, e)
+	<-second
+}
+
+// TestManyAtOnce: the bound of connections is exact when many begin at once.
+func TestManyAtOnce(t *testing.T) {
+	e := endpoint()
+	var all sync.WaitGroup
+	var begun atomic.Int32
+	for n := range 3 * maxOfCaller {
+		all.Go(func() {
+			if w, id := initialize(e, fmt.Sprintf("a%d", n)); w.Code == http.StatusOK && id != "" {
+				begun.Add(1)
+			}
+		})
+	}
+	all.Wait()
+	if n := begun.Load(); n != maxOfCaller {
+		t.Errorf("%d connections", n)
+	}
+	if len(e.callers.starting) != 0 {
+		t.Errorf("%v are reserved", e.callers.starting)
+	}
+	end(t, e)
 }
 
 func end(t *testing.T, e *Endpoint) {

@@ -33,7 +33,8 @@ func NewInside(i Inside) *Endpoint {
 				return mcpdoor.Place{}, err
 			}
 			h := runner.Open(s, runner.Options{Dir: i.Dir.Root})
-			return mcpdoor.Place{Turns: h, Sandboxes: s.AllSandboxes(), Hide: hide.Text,
+			boxes := s.AllSandboxes()
+			return mcpdoor.Place{Turns: h, Sandboxes: boxes, Extend: boxes.Extend, Hide: hide.Text,
 				Close: h.Close}, nil
 		}})
 }

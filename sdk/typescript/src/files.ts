@@ -25,7 +25,7 @@ export interface LocalFiles {
   unpack(
     tar: AsyncIterable<Uint8Array>,
     dest: string,
-    limit: number,
+    limits: { bytes: number },
     only: string,
   ): Promise<string[]>;
 }
@@ -257,7 +257,13 @@ export class Files {
    */
   async download(path: string, localFolder: string, o: CallOptions = {}): Promise<string[]> {
     const name = path.split("/").filter((p) => p !== "").pop() ?? "";
-    return this.#folders().unpack(this.pack(path, o), localFolder, maxFolder, name);
+    if (name === "" || name === "." || name === "..")
+      throw fail("invalid", "the path has no name of its own", {
+        op: "files.download",
+        subject: path,
+        hint: "name the file or folder itself",
+      });
+    return this.#folders().unpack(this.pack(path, o), localFolder, { bytes: maxFolder }, name);
   }
 
   #folders(): LocalFiles {

@@ -94,7 +94,7 @@ func (t *templates) spec(ctx context.Context, c *wire.Conn, p *wire.TemplateBuil
 	if !filepath.IsLocal(p.Name) || !isPath(p.Name) {
 		return "", invalid("template "+p.Name, "is not the path of a spec in the stream")
 	}
-	err = tarfiles.Unpack(ctx, in, dir+"/", tarfiles.Limits{Entries: maxSpecFiles,
+	err = tarfiles.Unpack(ctx, in, dir+"/", tarfiles.Any(), tarfiles.Limits{Entries: maxSpecFiles,
 		Bytes: maxSpecBytes,
 		Room:  func(dir string) error { return diskspace.Room(dir, config.Space{}) }})
 	if err != nil {

@@ -343,7 +343,7 @@ func receiveFiles(ctx context.Context, c *wire.Conn, id wire.StreamID, dir strin
 		return err
 	}
 	defer func() { _ = in.Close() }()
-	return tarfiles.Unpack(ctx, in, dir+"/", tarfiles.Limits{
+	return tarfiles.Unpack(ctx, in, dir+"/", tarfiles.Any(), tarfiles.Limits{
 		Room: func(dir string) error { return diskspace.Room(dir, config.Space{}) }})
 }
 

@@ -11,9 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from .errors import IntegrityError, InvalidError
+from .errors import ExhaustedError, IntegrityError, InvalidError
 
 _SPOOL = 8 << 20
+
+# Bounds of an untrusted archive: the other SDKs have the same, and the same vectors.
+_ENTRIES = 1_000_000
+_BYTES = 64 << 30
+_DEPTH = 255  # parts of a name
+_NAME = 4096  # bytes
+_PART = 255
+_HEADER = 64 << 10
 
 
 def pack(items: Sequence[tuple[Path, str]]) -> IO[bytes]:
@@ -40,23 +48,48 @@ def _of_root(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return info
 
 
-def unpack(data: IO[bytes], dest: str, only: str = "") -> list[str]:
+class _Info(tarfile.TarInfo):
+    """An entry whose extended headers are bounded: tarfile reads each into memory."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        extended = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
+                    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)  # fmt: skip
+        if self.type in extended and not 0 <= self.size <= _HEADER:
+            raise _damaged("a header is too large")
+        return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
+
+
+def _damaged(why: str) -> IntegrityError:
+    return IntegrityError("files.download", "the archive", why)
+
+
+def unpack(
+    data: IO[bytes], dest: str, only: str, *, entries: int = _ENTRIES, size: int = _BYTES
+) -> list[str]:
     """Unpack the one file or folder of a stream to dest, and return what was left out.
 
-    Without only, which is its name, it may have any: a stream from strangers needs one.
-    It goes into dest if that is a folder or ends in a slash, otherwise under dest's name. Nothing
-    is written outside of it: links are made last, when no file can follow them any more.
+    The stream's top-level name is only, or any if only is empty; another one is an error, because
+    other files of the user are there. It goes into dest if that is a folder or ends in a slash,
+    otherwise under dest's name. Nothing is written outside of it: links are made last, when no file
+    can follow them any more.
     """
     into = dest.endswith(("/", os.sep)) or os.path.isdir(dest)
     folder = Path(dest) if into else Path(dest).parent
     folder.mkdir(parents=True, exist_ok=True)
     u = _Unpacker(folder.resolve(), "" if into else Path(dest).name, only)
     try:
-        with tarfile.open(fileobj=data, mode="r|") as tar:
+        with tarfile.open(fileobj=data, mode="r|", tarinfo=_Info) as tar:
             for info in tar:
+                entries -= 1
+                size -= max(info.size, 0)
+                if entries < 0:
+                    raise ExhaustedError("files.download", "the archive", "has too many files")
+                if size < 0:
+                    raise ExhaustedError("files.download", "the archive", "has too many bytes")
                 u.entry(tar, info)
-    except (tarfile.TarError, EOFError, ValueError) as e:
-        raise IntegrityError("files.download", dest, f"the archive is damaged: {e}") from None
+                setattr(tar, "members", [])  # noqa: B010 # which are kept otherwise
+    except (tarfile.TarError, EOFError, ValueError, RecursionError) as e:
+        raise _damaged(f"is damaged: {e}") from None
     u.links()
     return u.skipped
 
@@ -69,42 +102,65 @@ class _Unpacker:
         self._rename = rename
         self._only = only
         self._links: list[tuple[Path, str, str]] = []
+        self._linked: set[Path] = set()
         self._written: set[Path] = set()
         self.skipped: list[str] = []
 
-    def _target(self, name: str) -> Path | None:
-        """Return where an entry belongs; None: outside."""
+    def _target(self, name: str) -> Path:
+        """Return where an entry belongs. Agents send no names but these."""
         parts = PurePosixPath(name).parts
-        if not parts or ".." in parts or parts[0] == "/" or "\0" in name:
-            return None
+        if not name or name.startswith("/") or ".." in parts or "\0" in name:
+            raise _damaged("has a name that leads out of the folder")
+        if len(parts) > _DEPTH:
+            raise _damaged("has a folder that is nested too deeply")
+        if len(os.fsencode(name)) > _NAME or any(len(os.fsencode(p)) > _PART for p in parts):
+            raise _damaged("has a name that is too long")
+        if not parts:
+            return self._folder
         if self._only and parts[0] != self._only:
-            return None  # beside what was asked for, where other files of the user are
+            raise _damaged("has a name beside what was asked for")
         path = self._folder.joinpath(self._rename or parts[0], *parts[1:])
-        if not path.parent.resolve().is_relative_to(self._folder):
-            return None  # by way of a link that was there before
+        for above in path.parents:
+            if above == self._folder:
+                break
+            if above in self._linked or above.is_symlink():
+                raise _damaged("has a name below a link")
         return path
 
     def entry(self, tar: tarfile.TarFile, info: tarfile.TarInfo) -> None:
         path = self._target(info.name)
         source: IO[bytes] | None = None
-        if path is not None and info.isfile():
+        if path == self._folder:
+            if not info.isdir():
+                self.skipped.append(info.name)
+            return
+        if info.isfile():
             source = tar.extractfile(info)
-        elif path is not None and info.islnk():
-            first = self._target(info.linkname)
+        elif info.islnk():
+            first = self._own(info.linkname)
             # hard links become separate files, and lead to files of the archive alone
-            if first is not None and first in self._written and first.is_file() and not first.is_symlink():
+            if first is not None and first.is_file() and not first.is_symlink():
                 source = open(first, "rb")
-        elif path is not None and info.isdir():
+        elif info.isdir():
             path.mkdir(parents=True, exist_ok=True)
             return
-        elif path is not None and info.issym():
+        elif info.issym():
             self._links.append((path, info.linkname, info.name))
+            self._linked.add(path)
             return
-        if path is None or source is None:
+        if source is None:
             self.skipped.append(info.name)
             return
         with source:
             self._file(path, source, info)
+
+    def _own(self, name: str) -> Path | None:
+        """Return the file of the archive that has a name."""
+        try:
+            path = self._target(name)
+        except IntegrityError:
+            return None
+        return path if path in self._written else None
 
     def _file(self, path: Path, source: IO[bytes], info: tarfile.TarInfo) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,14 +1,20 @@
 import { constants, createReadStream } from "node:fs";
 import { lstat, mkdir, open, readdir, readlink, symlink } from "node:fs/promises";
-import { basename, dirname, join, resolve } from "node:path";
+import { basename, join, resolve } from "node:path";
 import { utf8 } from "../bytes.js";
 import { checkSignal, fail } from "../errors.js";
 import { tarHeader } from "../run.js";
 import { ByteReader } from "../stream.js";
 
 const block = 512;
-const maxName = 4096;
 const maxHeader = 64 << 10;
+
+// Bounds of an untrusted archive: the other SDKs have the same, and the same vectors.
+const maxEntries = 1_000_000;
+const maxDepth = 255; // parts of a name
+const maxName = 4096; // bytes
+const maxPart = 255;
+const maxAfter = 64 << 10; // bytes after the end
 const end = new Uint8Array(2 * block);
 
 /** Packs a file or a folder of this machine as a tar archive, relative to its parent. */
@@ -93,6 +99,10 @@ function bad(why: string): Error {
   return fail("integrity", why, { op: "files.download", subject: "the archive" });
 }
 
+function tooMuch(why: string): Error {
+  return fail("exhausted", why, { op: "files.download", subject: "the archive" });
+}
+
 function textAt(b: Uint8Array, at: number, size: number): string {
   const part = b.subarray(at, at + size);
   const zero = part.indexOf(0);
@@ -142,16 +152,23 @@ function parsePax(body: Uint8Array): Partial<Entry> {
   return out;
 }
 
+/** Bounds of an archive. */
+export interface Limits {
+  bytes: number;
+  entries?: number;
+}
+
 /**
- * Unpacks an untrusted archive into a folder. Nothing is written outside of it, existing files are not
- * followed as links, and the names of what is left out are returned: devices, sockets, links that lead
- * out of the folder, and with only what has another name at the top.
+ * Unpacks an untrusted archive into a folder, and returns the names of what is left out: devices,
+ * sockets, hard links, and links that lead out of the folder. Nothing is written outside of it, and
+ * existing files are not followed as links. A name other than only at the top is an error, because
+ * other files of the user are there; an empty only allows all names.
  */
 export async function unpack(
   tar: AsyncIterable<Uint8Array>,
   dest: string,
-  limit: number,
-  only = "",
+  limits: Limits,
+  only: string,
 ): Promise<string[]> {
   const root = resolve(dest);
   await mkdir(root, { recursive: true });
@@ -163,7 +180,7 @@ export async function unpack(
     },
   });
   try {
-    return await unpackAll(reader, root, limit, only);
+    return await unpackAll(reader, root, limits, only);
   } finally {
     await source.return?.();
   }
@@ -172,19 +189,24 @@ export async function unpack(
 async function unpackAll(
   reader: ByteReader,
   root: string,
-  limit: number,
+  limits: Limits,
   only: string,
 ): Promise<string[]> {
   const skipped: string[] = [];
-  let left = limit;
+  let left = limits.bytes;
+  let headers = 0; // of entries, and extended ones before them
+  let entries = 0;
+  const most = limits.entries ?? maxEntries;
   let extra: Partial<Entry> = {};
   for (;;) {
     const head = await reader.take(block);
     if (head.length < block) throw bad("is truncated");
     if (head.every((b) => b === 0)) {
-      while ((await reader.take(block)).length > 0);
+      for (let after = 0; after < maxAfter; after += block)
+        if ((await reader.take(block)).length === 0) break;
       return skipped;
     }
+    if (++headers > 4 * most) throw tooMuch(`has more than ${most} files`);
     const e = { ...parseHeader(head), ...extra };
     extra = {};
     if (e.type === "x" || e.type === "g" || e.type === "L" || e.type === "K") {
@@ -196,12 +218,9 @@ async function unpackAll(
       else if (e.type === "K") extra = { link: textAt(body, 0, body.length) };
       continue;
     }
+    if (++entries > most) throw tooMuch(`has more than ${most} files`);
     left -= e.size;
-    if (left < 0)
-      throw fail("exhausted", `has more than ${limit} bytes`, {
-        op: "files.download",
-        subject: "the archive",
-      });
+    if (left < 0) throw tooMuch(`has more than ${limits.bytes} bytes`);
     if (!(await extract(reader, root, e, only))) skipped.push(e.name.slice(0, 200));
   }
 }
@@ -210,11 +229,17 @@ function padded(size: number): number {
   return Math.ceil(size / block) * block;
 }
 
-/** Returns the parts of a name; undefined if it leads out of the folder. */
-function partsOf(name: string): string[] | undefined {
+/** Returns the parts of a name that may be written. Agents send no others. */
+function partsOf(name: string, only: string): string[] {
   const parts = name.split("/").filter((p) => p !== "" && p !== ".");
-  if (name.length > maxName || parts.includes("..") || name.includes("\0")) return undefined;
-  if (process.platform === "win32" && /[\\:]/.test(name)) return undefined;
+  if (name === "" || name.startsWith("/") || parts.includes("..") || name.includes("\0"))
+    throw bad("has a name that leads out of the folder");
+  if (process.platform === "win32" && /[\\:]/.test(name))
+    throw bad("has a name that is none on Windows");
+  if (parts.length > maxDepth) throw bad("has a folder that is nested too deeply");
+  if (utf8(name).length > maxName || parts.some((p) => utf8(p).length > maxPart))
+    throw bad("has a name that is too long");
+  if (only !== "" && parts[0] !== only) throw bad("has a name beside what was asked for");
   return parts;
 }
 
@@ -224,22 +249,18 @@ async function extract(
   e: Entry,
   only: string,
 ): Promise<boolean> {
-  const parts = partsOf(e.name);
+  const parts = partsOf(e.name, only);
   const kind = e.type === "\0" || e.type === "7" ? "0" : e.type;
-  const takes =
-    parts !== undefined &&
-    parts.length > 0 &&
-    (only === "" || parts[0] === only) && // others are where other files of the user are
-    (kind === "0" || kind === "2" || kind === "5");
-  if (!takes || !(await folders(root, kind === "5" ? parts : parts.slice(0, -1)))) {
+  if (parts.length === 0 || (kind !== "0" && kind !== "2" && kind !== "5")) {
     await skip(reader, e.size);
-    return parts !== undefined && parts.length === 0 && kind === "5";
+    return parts.length === 0 && kind === "5";
   }
+  await folders(root, kind === "5" ? parts : parts.slice(0, -1));
   const path = join(root, ...parts);
   if (kind === "5") return true;
   if (kind === "2") {
     await skip(reader, e.size);
-    return link(root, path, e.link);
+    return link(parts, path, e.link);
   }
   return file(reader, path, e);
 }
@@ -253,22 +274,28 @@ async function skip(reader: ByteReader, size: number): Promise<void> {
 }
 
 /** Makes the folders of a path, none of which may be a link. */
-async function folders(root: string, parts: string[]): Promise<boolean> {
+async function folders(root: string, parts: string[]): Promise<void> {
   let path = root;
   for (const p of parts) {
     path = join(path, p);
     await mkdir(path).catch((err: NodeJS.ErrnoException) => {
       if (err.code !== "EEXIST") throw err;
     });
-    if (!(await lstat(path)).isDirectory()) return false;
+    if (!(await lstat(path)).isDirectory())
+      throw bad("has a name below a link or a file in the place of a folder");
   }
-  return true;
 }
 
-async function link(root: string, path: string, target: string): Promise<boolean> {
-  const to = resolve(dirname(path), target);
-  if (target === "" || target.startsWith("/") || (to !== root && !to.startsWith(root + "/")))
-    return false;
+/** Makes a link, unless it leads out of its top-level name, now or when others replace what it passes. */
+async function link(parts: string[], path: string, target: string): Promise<boolean> {
+  let depth = parts.length - 2; // folders between the link and its top-level name
+  let named = false;
+  if (target === "" || target.startsWith("/") || depth < 0) return false;
+  for (const p of target.split("/")) {
+    if (p === "" || p === ".") continue;
+    if (p !== "..") named = true;
+    else if (named || --depth < 0) return false;
+  }
   return symlink(target, path).then(
     () => true,
     () => false,

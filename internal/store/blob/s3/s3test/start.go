@@ -17,6 +17,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"turnstone.dev/turnstone/internal/duplex"
 )
 
 // Options are for Start.
@@ -75,10 +77,10 @@ func Start(o Options) (*Started, error) {
 		s.Data = fmt.Sprintf("/proc/%d/root%s", s.cmd.Process.Pid, s.Data)
 	}
 	target := &url.URL{Scheme: "http", Host: s.addr}
-	forward := &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+	forward := duplex.Handler(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
 		r.SetURL(target)
 		r.Out.Host = r.In.Host // which is signed
-	}}
+	}})
 	s.proxy = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		fault := s.fault

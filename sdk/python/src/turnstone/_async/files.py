@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from .. import _archive
 from .._deadline import Deadline
 from .._rt_async import blocking, spawn
-from ..errors import DeadError, ExhaustedError, NotFoundError, TurnstoneError
+from ..errors import DeadError, ExhaustedError, InvalidError, NotFoundError, TurnstoneError
 from ..results import FileChange, FileInfo, file_of
 from .wire import AsyncSender, AsyncWire
 
@@ -224,6 +224,11 @@ class AsyncFiles:
         Nothing is written outside of dest. The answer lists what was left out, such as links that
         lead out of it.
         """
+        name = self._path(path).rstrip("/").rpartition("/")[2]
+        if name in ("", ".", ".."):
+            raise InvalidError(
+                "files.download", path, "the path has no name of its own", hint="name the file or folder itself"
+            )
         deadline = Deadline(timeout)
         wire = await self._sandbox.wire(deadline)
         stream = wire.receiver()
@@ -243,7 +248,6 @@ class AsyncFiles:
                 await stream.close()
             await wire.answer(ident, "FileSystem.pack", deadline)
             archive.seek(0)
-            name = self._path(path).rstrip("/").rpartition("/")[2]
             return await blocking(_archive.unpack, archive, str(dest), name)
 
 

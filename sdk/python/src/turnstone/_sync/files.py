@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from .. import _archive
 from .._deadline import Deadline
 from .._rt_sync import blocking, spawn
-from ..errors import DeadError, ExhaustedError, NotFoundError, TurnstoneError
+from ..errors import DeadError, ExhaustedError, InvalidError, NotFoundError, TurnstoneError
 from ..results import FileChange, FileInfo, file_of
 from .wire import Sender, Wire
 
@@ -225,6 +225,11 @@ class Files:
         Nothing is written outside of dest. The answer lists what was left out, such as links that
         lead out of it.
         """
+        name = self._path(path).rstrip("/").rpartition("/")[2]
+        if name in ("", ".", ".."):
+            raise InvalidError(
+                "files.download", path, "the path has no name of its own", hint="name the file or folder itself"
+            )
         deadline = Deadline(timeout)
         wire = self._sandbox.wire(deadline)
         stream = wire.receiver()
@@ -244,7 +249,6 @@ class Files:
                 stream.close()
             wire.answer(ident, "FileSystem.pack", deadline)
             archive.seek(0)
-            name = self._path(path).rstrip("/").rpartition("/")[2]
             return blocking(_archive.unpack, archive, str(dest), name)
 
 
