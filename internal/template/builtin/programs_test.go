@@ -48,7 +48,7 @@ func TestProvided(t *testing.T) {
 
 func TestWithProgram(t *testing.T) {
 	for program, image := range map[string]string{"pip": "python", "python": "python",
-		"npm": "nodejs", "claude": "claude-code", "curl": "base", "uv": "python",
+		"npm": "nodejs", "claude": "claude-code", "curl": "base", "uv": "claude-code",
 		"git": "python", "cargo": "claude-code", "gcc": "claude-code",
 		"bash": "", "no-such": "", "": ""} {
 		if got := withProgram(program); got != image {
