@@ -3,68 +3,147 @@ package main
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"time"
 )
 
-// sdkRuns is the number of runs of each SDK.
-const sdkRuns = 200
+// Numbers of rounds of the part sdk.
+const (
+	sdkExecs  = 100
+	sdkFiles  = 3
+	sdkFirsts = 10
+)
 
-// sdk measures a command in a warm sandbox by the SDKs. Those of other languages have a program
-// sdk/LANGUAGE/bench, which gets the number of runs, uses the server of TURN_HOST, and prints the
-// milliseconds of each run on a line. One that is missing is left out.
+// sdkFileMB is what the programs copy in each direction, in MB.
+const sdkFileMB = float64(64<<20) / 1e6
+
+// An sdkRow is a row of the tables, and the program that measures it; empty: package client does.
+type sdkRow struct{ name, title, program string }
+
+func sdkRows() []sdkRow {
+	return []sdkRow{{"go", "Go", ""}, {"python", "Python", "sdk/python/bench sync"},
+		{"asyncio", "Python, asyncio", "sdk/python/bench async"},
+		{"typescript", "TypeScript (Node.js)", "sdk/typescript/bench"}}
+}
+
+// sdk compares the SDKs, in rounds that measure each of them once, and E2B's client with our own.
 func (b *bench) sdk(ctx context.Context) error {
-	s, err := b.serve(ctx)
+	l, err := net.Listen("tcp", "127.0.0.1:0") // a free port
+	if err != nil {
+		return err
+	}
+	door := l.Addr().String()
+	_ = l.Close()
+	s, err := b.serve(ctx, "TURN_SERVER_E2B_LISTEN="+door, "TURN_SERVER_E2B_DOMAIN=sandboxes.test")
 	if err != nil {
 		return err
 	}
 	defer s.end()
-	fmt.Printf("## SDKs%s\n\n| `true` in a warm sandbox | p50 | p99 |\n|---|---|---|\n", b.on())
-	found, err := b.floorBenchmarks(ctx, "client", "Exec", fmt.Sprintf("%dx", sdkRuns), s.remote...)
-	if err != nil {
+	env := append(s.remote, "E2B_API_URL=http://"+door, "E2B_SANDBOX_URL=http://"+door,
+		"E2B_API_KEY=e2b_"+s.token)
+	fmt.Printf("## SDKs%s\n\nLoad of the machine: %s.\n\n", b.on(), loadAverage())
+	if err := b.sdkExec(ctx, env); err != nil {
 		return err
 	}
-	fmt.Printf("| Go | %.1f ms | %.1f ms |\n", found["Exec"]["p50-ms"], found["Exec"]["p99-ms"])
-	programs, err := filepath.Glob("sdk/*/bench")
-	if err != nil {
+	if err := b.sdkFiles(ctx, env); err != nil {
 		return err
 	}
-	for _, program := range programs {
-		if info, err := os.Stat(program); err != nil || !info.Mode().IsRegular() || info.Mode().Perm()&0o100 == 0 {
+	if err := b.sdkFirst(ctx, env); err != nil {
+		return err
+	}
+	fmt.Printf("Load of the machine: %s.\n\n", loadAverage())
+	return nil
+}
+
+// measureSDKs returns the metrics of measurements by their names.
+func (b *bench) measureSDKs(ctx context.Context, env []string, what string, rounds int, rows []sdkRow) (
+	all map[string]map[string]float64, err error) {
+	var programs strings.Builder
+	for _, r := range rows {
+		if r.program == "" {
+			env = append(env, "TURNSTONE_BENCH_GO=1")
 			continue
 		}
-		all, err := s.timed(ctx, program)
+		program, args, _ := strings.Cut(r.program, " ")
+		path, err := filepath.Abs(program)
 		if err != nil {
-			return fmt.Errorf("%s: %w", program, err)
+			return nil, err
 		}
-		fmt.Printf("| %s | %s | %s |\n", filepath.Base(filepath.Dir(program)), ms(quantile(all, 50)),
-			ms(quantile(all, 99)))
+		fmt.Fprintln(&programs, r.name, path, args)
+	}
+	found, err := b.floorBenchmarks(ctx, "client", "SDKs/^"+what+"$", fmt.Sprintf("%dx", rounds),
+		append(env, "TURNSTONE_BENCH_SDKS="+programs.String())...)
+	all = map[string]map[string]float64{}
+	for name, metrics := range found {
+		all[strings.TrimPrefix(name, "SDKs/")] = metrics
+	}
+	return all, err
+}
+
+func (b *bench) sdkExec(ctx context.Context, env []string) error {
+	all, err := b.measureSDKs(ctx, env, "exec", sdkExecs, sdkRows())
+	if err != nil {
+		return err
+	}
+	m := all["exec"]
+	fmt.Print("| `true` in a warm sandbox | min | p50 | p99 | more than Go, p50 of the pairs | goal |\n" +
+		"|---|---|---|---|---|---|\n")
+	goals := map[string]string{"go": "", "python": "3.0 ms", "asyncio": "3.0 ms", "typescript": "1.5 ms"}
+	for _, r := range sdkRows() {
+		fmt.Printf("| %s | %.1f ms | %.1f ms | %.1f ms | %.1f ms | %s |\n", r.title, m[r.name+"-min-ms"],
+			m[r.name+"-p50-ms"], m[r.name+"-p99-ms"], m[r.name+"-added-ms"], goals[r.name])
 	}
 	fmt.Println()
 	return nil
 }
 
-// timed runs a program that prints milliseconds.
-func (s *served) timed(ctx context.Context, program string) (all []time.Duration, err error) {
-	cmd := exec.CommandContext(ctx, program, strconv.Itoa(sdkRuns))
-	cmd.Env, cmd.Stderr = append(os.Environ(), s.remote...), os.Stderr
-	out, err := cmd.Output()
+// sdkFiles compares files with what the channel to the sandbox carries, in pairs.
+func (b *bench) sdkFiles(ctx context.Context, env []string) error {
+	m, err := b.measureSDKs(ctx, env, "(up|down)", sdkFiles, sdkRows())
 	if err != nil {
-		return nil, err
+		return err
 	}
-	for line := range strings.Lines(string(out)) {
-		took, err := strconv.ParseFloat(strings.TrimSpace(line), 64)
-		if err != nil {
-			return nil, err
+	fmt.Print("| files of 64 MiB, p50, MB/s (goal: 0.5 of the channel) | up | of the channel | down | " +
+		"of the channel |\n|---|---|---|---|---|\n")
+	rows := append([]sdkRow{{"channel", "the channel: a command's input and output, with Go", ""}},
+		sdkRows()...)
+	for _, r := range rows {
+		fmt.Printf("| %s |", r.title)
+		for _, way := range []string{"up", "down"} {
+			fmt.Printf(" %.0f | %.2f |", sdkFileMB/m[way][r.name+"-p50-ms"]*1000, m[way][r.name+"-share"])
 		}
-		all = append(all, time.Duration(took*float64(time.Millisecond)))
+		fmt.Println()
 	}
-	if len(all) == 0 {
-		return nil, fmt.Errorf("it prints nothing")
+	fmt.Println()
+	return nil
+}
+
+// sdkFirst compares E2B's own client with ours, from the creation of a sandbox to its first output.
+func (b *bench) sdkFirst(ctx context.Context, env []string) error {
+	rows := []sdkRow{{"python", "this project's SDK for Python", "sdk/python/bench sync"},
+		{"e2b", "E2B's client for Python, unchanged, without a channel", "sdk/python/bench e2b"}}
+	all, err := b.measureSDKs(ctx, env, "first", sdkFirsts, rows)
+	if err != nil {
+		return err
 	}
-	return all, nil
+	m := all["first"]
+	fmt.Print("| from the creation of a sandbox to the first output | min | p50 | p99 |\n|---|---|---|---|\n")
+	for _, r := range rows {
+		fmt.Printf("| %s | %.0f ms | %.0f ms | %.0f ms |\n", r.title, m[r.name+"-min-ms"],
+			m[r.name+"-p50-ms"], m[r.name+"-p99-ms"])
+	}
+	fmt.Println()
+	return nil
+}
+
+// loadAverage returns the load average of the last minute.
+func loadAverage() string {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "not known"
+	}
+	one, _, _ := strings.Cut(string(text), " ")
+	return one
 }

@@ -239,9 +239,13 @@ func (r *Recorder) event(e wire.Event) {
 			run.InputSize, r.text = e.InputSize, r.text+len(run.Input)
 			r.finish(run, &e.Exit)
 		}
-	case *wire.ProcessExitedEvent: // of a process that ended while nobody recorded
+	case *wire.ProcessExitedEvent: // of a process of which the agent has no record, or none any more
 		if run := r.running[e.ProcessID]; run != nil {
 			r.finish(run, &e.Exit)
+		} else if !slices.Contains(r.recent, e.ProcessID) {
+			// a turn has it that was kept before this sandbox was forked
+			r.ended(e.ProcessID)
+			r.wake()
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"pgregory.net/rapid"
@@ -285,4 +286,55 @@ func TestSettle(t *testing.T) {
 		_ = a.conn.Close()
 		a.conn.Wait()
 	}
+}
+
+// A toldAgent is that of a fork: it lists a command whose record it has given to the recorder of the
+// machine that was forked.
+type toldAgent struct{ lateAgent }
+
+type toldProcesses struct{ wire.ProcessServer }
+
+func (toldProcesses) List(context.Context, *wire.Conn) (*wire.ProcessListResult, error) {
+	return &wire.ProcessListResult{Processes: []wire.ProcessProcessInfo{{ProcessID: "told",
+		Exit: &wire.ProcessExit{}}}}, nil
+}
+
+func (toldProcesses) Attach(ctx context.Context, c *wire.Conn, p *wire.ProcessAttachParams) (
+	*wire.ProcessAttachResult, error) {
+	wire.AfterReply(ctx, func() {
+		_ = c.EmitProcessExited(c.Context(), &wire.ProcessExitedEvent{ProcessID: p.ProcessID})
+	})
+	return &wire.ProcessAttachResult{}, nil
+}
+
+func (a *toldAgent) Connect() (wire.LinkStream, error) {
+	near, far := net.Pipe()
+	d := wire.NewDispatcher()
+	wire.RegisterSandbox(d, lateSandbox{})
+	wire.RegisterProcess(d, toldProcesses{})
+	a.conn = wire.NewConn(far, wire.Options{Dispatcher: d})
+	return pipeStream{near}, nil
+}
+
+// TestSettleOfFork checks that a fork's end does not wait for a command that a turn of the session has
+// already.
+func TestSettleOfFork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &toldAgent{}
+		r := open(t, t.TempDir())
+		if err := r.Follow(t.Context(), a); err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now() // of a clock that stands still while anybody works
+		r.Settle(t.Context())
+		if waited := time.Since(began); waited != 0 {
+			t.Errorf("it waited %v for a command whose record nobody sends", waited)
+		}
+		if w := r.Work(); len(w.Commands) != 0 {
+			t.Errorf("the fork has %+v", w.Commands)
+		}
+		r.Close()
+		_ = a.conn.Close()
+		a.conn.Wait()
+	})
 }

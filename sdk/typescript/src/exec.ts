@@ -1,3 +1,4 @@
+import { languageOf } from "./language.js";
 import { utf8 } from "./bytes.js";
 import { aborted, fail, TurnstoneError } from "./errors.js";
 import {
@@ -149,8 +150,9 @@ export class Executor {
       ...(limit.signal ? { signal: limit.signal } : {}),
       connect: async (signal) => {
         const wire = await this.#connect(signal);
-        // sent with the start of the command, so that it costs no round trip
-        if (line.length <= maxParsed) {
+        // sent with the start of the command, so that it costs no round trip; words that need no
+        // quotes have no code to parse
+        if (line.length <= maxParsed && line !== command.join(" ")) {
           parsed = Promise.resolve().then(() =>
             wire.call("Shell.parse", { script: line }).catch(() => undefined),
           );
@@ -162,7 +164,7 @@ export class Executor {
       .run()
       .finally(limit.clear)
       .then(async (exit): Promise<Outcome> => {
-        const commands = describe((await parsed)?.commands ?? [], line, exit);
+        const commands = describe((await parsed)?.commands ?? [], line, exit, languageOf(command));
         return { exit, commands, language: commands[0]?.language ?? "bash" };
       });
     done.catch(() => undefined);
@@ -403,7 +405,12 @@ export function quote(argv: readonly string[]): string {
     .join(" ");
 }
 
-function describe(all: ShellCommand[], line: string, exit: ProcessExit): CommandInfo[] {
+function describe(
+  all: ShellCommand[],
+  line: string,
+  exit: ProcessExit,
+  language: string,
+): CommandInfo[] {
   const bytes = utf8(line);
   const decoder = new TextDecoder();
   const commands = all.map((c) => ({
@@ -420,8 +427,15 @@ function describe(all: ShellCommand[], line: string, exit: ProcessExit): Command
     {
       text: line,
       kind: "simple",
-      language: "bash",
-      span: undefined,
+      language,
+      span: {
+        start: 0,
+        end: bytes.length,
+        line: 1,
+        column: 1,
+        endLine: 1,
+        endColumn: bytes.length + 1,
+      },
       exitCode: exit.exitCode,
       duration: exit.duration / 1e6,
       embedded: [],

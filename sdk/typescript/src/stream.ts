@@ -24,7 +24,7 @@ export class ByteReader {
     if (this.#rest.length >= size) {
       return this.#cut(size);
     }
-    const parts = [this.#rest];
+    const parts = this.#rest.length > 0 ? [this.#rest] : [];
     let have = this.#rest.length;
     this.#rest = new Uint8Array(0);
     while (have < size) {
@@ -32,6 +32,10 @@ export class ByteReader {
       if (next === null) break;
       parts.push(next);
       have += next.length;
+    }
+    if (parts.length === 1) {
+      this.#rest = parts[0]!; // not copied: most of what is read
+      return this.#cut(Math.min(size, have));
     }
     const all = new Uint8Array(have);
     let at = 0;

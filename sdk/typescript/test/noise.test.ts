@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { concat, fromHex, toHex, utf8 } from "../src/bytes.js";
+import { native, portable } from "../src/channel/aead.js";
 import { Channel } from "../src/channel/channel.js";
 import { KeyPair } from "../src/channel/key.js";
 import { Initiator, oneWay, open, rekey, Responder, seal } from "../src/channel/noise.js";
@@ -240,4 +241,29 @@ test("a handshake ends with its signal", async () => {
   });
   abort.abort();
   await assert.rejects(waiting, (e: TurnstoneError) => e.kind === "canceled");
+});
+
+test("the ciphers of Node.js and in JavaScript are one", () => {
+  assert.ok(native, "this Node.js has no chacha20-poly1305");
+  const key = crypto.getRandomValues(new Uint8Array(32));
+  const nonce = crypto.getRandomValues(new Uint8Array(12));
+  for (const [size, ad] of [[0, 0], [1, 32], [63, 0], [64, 7], [65519, 32]] as const) {
+    const plain = crypto.getRandomValues(new Uint8Array(size));
+    const about = crypto.getRandomValues(new Uint8Array(ad));
+    const parts = [plain.subarray(0, 1), plain.subarray(1)];
+    const sealed = native.seal(key, nonce, parts, about);
+    assert.equal(toHex(sealed), toHex(portable.seal(key, nonce, [plain], about)));
+    for (const cipher of [native, portable]) {
+      assert.equal(toHex(cipher.seal(key, nonce, parts, about, 3)), "000000" + toHex(sealed));
+    }
+    for (const cipher of [native, portable]) {
+      assert.equal(toHex(cipher.open(key, nonce, sealed, about)), toHex(plain));
+      const changed = sealed.slice();
+      changed[size]! ^= 1;
+      assert.throws(() => cipher.open(key, nonce, changed, about));
+      assert.throws(() => cipher.open(key, nonce, sealed.subarray(1), about));
+      assert.throws(() => cipher.open(key, nonce, sealed, concat(about, utf8("x"))));
+      assert.throws(() => cipher.open(key, nonce, sealed.subarray(0, 15), about));
+    }
+  }
 });

@@ -37,7 +37,7 @@ export class Proxy {
               req,
               a,
               res as unknown as { writeHead(s: number, h: object): void; end(b: Buffer): void },
-            ),
+            ).catch(() => req.socket.destroy()),
         );
         to.on("error", () => res.destroy());
         to.end(Buffer.concat(parts));

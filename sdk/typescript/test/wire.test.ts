@@ -4,7 +4,7 @@ import { concat, fromUtf8, utf8 } from "../src/bytes.js";
 import { TurnstoneError } from "../src/errors.js";
 import { Input } from "../src/process.js";
 import { Queue, type ByteStream } from "../src/stream.js";
-import { Frames } from "../src/wire/frames.js";
+import { applyMask, Frames } from "../src/wire/frames.js";
 import { frameHeader } from "../src/wire/streams.js";
 import { Wire } from "../src/wire/wire.js";
 
@@ -243,4 +243,21 @@ test("input continues at the byte that has not arrived", async () => {
   all.length = 0;
   await input.copy(8, to, () => false);
   assert.equal(fromUtf8(concat(...all)), "rld");
+});
+
+test("a mask covers each byte, however the buffer is aligned", () => {
+  const mask = Uint8Array.of(1, 20, 133, 250);
+  for (let offset = 0; offset < 4; offset++) {
+    for (let size = 0; size < 12; size++) {
+      for (let from = 0; from <= Math.min(size, 5); from++) {
+        const buffer = new Uint8Array(offset + size + 3).fill(7);
+        applyMask(buffer.subarray(offset, offset + size), from, mask);
+        const want = buffer.map((_, i) => {
+          const at = i - offset - from;
+          return at >= 0 && i < offset + size ? 7 ^ mask[at & 3]! : 7;
+        });
+        assert.deepEqual(buffer, want);
+      }
+    }
+  }
 });

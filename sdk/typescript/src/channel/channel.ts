@@ -2,7 +2,7 @@ import { concat, equal, fromHex, fromUtf8, utf8 } from "../bytes.js";
 import { aborted, fail, faultError, TurnstoneError, type Fault } from "../errors.js";
 import { ByteReader, Lane, type ByteStream } from "../stream.js";
 import { KeyPair, WeakKey } from "./key.js";
-import { Initiator, open, rekey, seal, type Split } from "./noise.js";
+import { Initiator, open, rekey, sealBehind, type Split } from "./noise.js";
 
 const magic = utf8("TSC1");
 const prologue = utf8("turnstone channel 1\0");
@@ -50,10 +50,15 @@ class Half {
     if (this.next % rekeyEvery === 0) this.#key = rekey(this.#key);
   }
 
-  seal(plain: Uint8Array): Uint8Array {
-    const sealed = seal(this.#key, BigInt(this.next), plain);
+  /** Seals the joined parts into a frame, with its header. */
+  frame(...parts: Uint8Array[]): Uint8Array {
+    const number = BigInt(this.next);
+    const frame = sealBehind(headSize, this.#key, number, ...parts);
+    const view = new DataView(frame.buffer);
+    view.setUint16(0, frame.length - headSize);
+    view.setBigUint64(2, number);
     this.#advance();
-    return sealed;
+    return frame;
   }
 
   open(sealed: Uint8Array): Uint8Array {
@@ -302,16 +307,7 @@ export class Channel implements ByteStream {
   }
 
   async #put(kind: number, data: Uint8Array): Promise<void> {
-    const plain = new Uint8Array(data.length + 1);
-    plain[0] = kind;
-    plain.set(data, 1);
-    const number = BigInt(this.#send.next);
-    const sealed = this.#send.seal(plain);
-    const frame = new Uint8Array(headSize + sealed.length);
-    const view = new DataView(frame.buffer);
-    view.setUint16(0, sealed.length);
-    view.setBigUint64(2, number);
-    frame.set(sealed, headSize);
+    const frame = this.#send.frame(Uint8Array.of(kind), data);
     try {
       await this.#stream.write(frame);
     } catch (err) {

@@ -1,7 +1,7 @@
-import { chacha20poly1305 } from "@noble/ciphers/chacha.js";
 import { hmac } from "@noble/hashes/hmac.js";
 import { sha256 } from "@noble/hashes/sha2.js";
 import { concat, utf8 } from "../bytes.js";
+import { aead } from "./aead.js";
 import { KeyPair, keySize } from "./key.js";
 
 // Noise Protocol Framework, revision 34, with 25519, ChaChaPoly and SHA256.
@@ -23,7 +23,17 @@ export function seal(
   plain: Uint8Array,
   ad: Uint8Array = empty,
 ): Uint8Array {
-  return chacha20poly1305(key, nonce(n), ad).encrypt(plain);
+  return aead.seal(key, nonce(n), [plain], ad);
+}
+
+/** Encrypts the joined parts behind a header of head bytes, which are zero. */
+export function sealBehind(
+  head: number,
+  key: Uint8Array,
+  n: bigint,
+  ...parts: Uint8Array[]
+): Uint8Array {
+  return aead.seal(key, nonce(n), parts, empty, head);
 }
 
 /** Decrypts; it throws if the ciphertext is not authentic. */
@@ -33,7 +43,7 @@ export function open(
   sealed: Uint8Array,
   ad: Uint8Array = empty,
 ): Uint8Array {
-  return chacha20poly1305(key, nonce(n), ad).decrypt(sealed);
+  return aead.open(key, nonce(n), sealed, ad);
 }
 
 /** Returns the key that follows a key (11.3). */

@@ -219,8 +219,21 @@ function checkHeader(h: Header, within: boolean): void {
     throw new ProtocolError("a message begins inside another message");
 }
 
-function applyMask(bytes: Uint8Array, from: number, mask: Uint8Array): void {
-  for (let i = from; i < bytes.length; i++) bytes[i]! ^= mask[(i - from) & 3]!;
+/** Masks bytes from an index on, four at a time where the buffer is aligned. */
+export function applyMask(bytes: Uint8Array, from: number, mask: Uint8Array): void {
+  let i = from;
+  while (i < bytes.length && ((bytes.byteOffset + i) & 3) !== 0) {
+    bytes[i]! ^= mask[(i - from) & 3]!;
+    i++;
+  }
+  const words = (bytes.length - i) >>> 2;
+  const turned = Uint8Array.from([0, 1, 2, 3], (n) => mask[(i - from + n) & 3]!);
+  const word = new Uint32Array(turned.buffer)[0]!;
+  if (words > 0) {
+    const view = new Uint32Array(bytes.buffer, bytes.byteOffset + i, words);
+    for (let n = 0; n < words; n++) view[n]! ^= word;
+  }
+  for (i += 4 * words; i < bytes.length; i++) bytes[i]! ^= mask[(i - from) & 3]!;
 }
 
 function join(parts: Uint8Array[], size: number): Uint8Array {
