@@ -231,3 +231,35 @@ func TestMachineLeader(t *testing.T) {
 	}
 	c.must("sandbox", "rm", id)
 }
+
+// TestForeignKey: a controller with another key of tokens says so while it waits, and does not lead
+// before the operator permits it.
+func TestForeignKey(t *testing.T) {
+	database := pgtest.New(t, "fsync=off")
+	dir := t.TempDir()
+	env := func(name string, more ...string) []string {
+		return append([]string{"TURN_SERVER_RECORDS_DATABASE=" + database.URL,
+			"TURN_SERVER_RECORDS_LEASE=3s",
+			"TURN_SERVER_PEERS_LISTEN=unix:" + filepath.Join(dir, name+".sock")}, more...)
+	}
+	one := start(t, filepath.Join(dir, "one"), env("one"), "--role", config.Controller)
+	one.await("this controller leads")
+	home := filepath.Join(dir, "two")
+	two := start(t, home, env("two"), "--role", config.Controller)
+	two.await("this controller could not lead")
+	killed(one)
+	two.await("this controller cannot lead")
+	if code, text := status(t, two, "/readyz"); code != http.StatusServiceUnavailable {
+		t.Errorf("it leads: %d %s", code, text)
+	}
+	two.end()
+	two = start(t, home, env("two", "TURN_SERVER_TOKENS_REPLACE=on"), "--role", config.Controller)
+	waitFor(t, func() string {
+		_, text := status(t, two, "/readyz")
+		if strings.HasPrefix(text, "ready") {
+			return ""
+		}
+		return text
+	})
+	two.end()
+}

@@ -144,6 +144,7 @@ type Pool struct {
 // Tokens bounds tokens of all issuers.
 type Tokens struct {
 	Key         string        `toml:"key" default:"keys/token" kind:"secret"`
+	Replace     string        `toml:"replace" default:"off" oneof:"off,on"`
 	Longest     time.Duration `toml:"longest" default:"2160h" min:"1s" max:"8784h"`
 	Leeway      time.Duration `toml:"leeway" default:"30s" min:"0s" max:"2m"`
 	Revocations time.Duration `toml:"revocations" default:"1m" min:"5s" max:"1h"`

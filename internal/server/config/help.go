@@ -54,7 +54,9 @@ var help = map[string]string{
 		"which several controllers can use.",
 	"records.passwords": "File with the password of that URL's user, as PGPASSFILE has it; none: " +
 		"that of PGPASSFILE.",
-	"records.lease":           "How long the leader of several controllers may be silent before another one leads.",
+	"records.lease": "How long the leader of several controllers may be silent before another one leads.",
+	"tokens.replace": "Whether this controller may lead with another key than the last leader had, " +
+		"whose tokens then end.",
 	"tokens.key":              "File with the key that signs the server's own tokens; it is made at the first start.",
 	"records.keep":            "How long records of ended objects and tokens are kept, beyond the day of idempotency keys.",
 	"audit.folder":            "The controller's audit log: a folder of files, which the server never removes.",

@@ -159,6 +159,25 @@ func TestTakeWaits(t *testing.T) {
 	}
 }
 
+// TestRenewDoesNotWait: a lease is renewed while a transaction writes for long.
+func TestRenewDoesNotWait(t *testing.T) {
+	l, schema := lease(t)
+	term, _, err := l.Take(t.Context(), "a", "", long)
+	if err != nil {
+		t.Fatal(err)
+	}
+	db := openPostgres(t, recordstest.NewClock(), records.Options{Schema: schema, Fence: term.Fence})
+	t.Cleanup(func() { _ = db.Close() })
+	err = records.WriteSlowly(t.Context(), db, func() {
+		if ok, err := l.Renew(t.Context(), term.Fence, long); err != nil || !ok {
+			t.Errorf("renewed %v: %v", ok, err)
+		}
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 // TestPostgresAway: without its server a store's calls fail as unavailable, and with it they succeed
 // again.
 func TestPostgresAway(t *testing.T) {

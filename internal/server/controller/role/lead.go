@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone/internal/api/serve"
 	"turnstone.dev/turnstone/internal/server/audit"
 	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/internal/server/config"
 	"turnstone.dev/turnstone/internal/server/election"
 	"turnstone.dev/turnstone/internal/server/records"
 )
@@ -28,7 +29,22 @@ func (r *Role) elect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	issuer, err := r.issuer(ctx)
+	if err != nil {
+		return errors.Join(err, lease.Close())
+	}
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
+	warned := int64(0)
+	waits := func(t records.Term) {
+		r.standby.see(t)
+		if t.Fence == warned {
+			return
+		}
+		warned = t.Fence // early: the change of leaders is no good time to learn of it
+		if last, err := lease.Key(ctx); err == nil && !r.knows(issuer, last) {
+			r.o.Log.Error("this controller could not lead", "error", r.foreign())
+		}
+	}
 	r.close = append(r.close, func() error {
 		stop()
 		r.election.Wait()
@@ -36,7 +52,7 @@ func (r *Role) elect(ctx context.Context) error {
 	})
 	r.election.Go(func() {
 		election.Run(ctx, election.Options{Lease: lease, Holder: c.Machine.Name,
-			Address: c.Peers.Address, Life: c.Records.Lease, Log: r.o.Log, Waits: r.standby.see,
+			Address: c.Peers.Address, Life: c.Records.Lease, Log: r.o.Log, Waits: waits,
 			Serve: func(ctx context.Context, t *election.Term) error { return r.lead(ctx, lease, t) }})
 	})
 	return nil
@@ -95,17 +111,27 @@ func (r *Role) checkKey(ctx context.Context, lease *records.Lease, fence int64, 
 	if err != nil {
 		return "", err
 	}
-	keys := issuer.Keys()
-	known := last == ""
-	for _, k := range keys {
+	if !r.knows(issuer, last) {
+		return "", r.foreign()
+	}
+	now := issuer.Keys()[0].ID
+	return now, lease.SetKey(ctx, fence, now)
+}
+
+// knows reports whether the issuer publishes the key of the last leader, or may replace it.
+func (r *Role) knows(issuer *auth.Issuer, last string) bool {
+	known := last == "" || r.o.Config.Tokens.Replace == config.On
+	for _, k := range issuer.Keys() {
 		known = known || k.ID == last
 	}
-	if !known {
-		return "", turnstone.Errorf("controller.lead", turnstone.KindInvalid, r.o.Config.Tokens.Key,
-			"is not the key of tokens that the last leader had, so its tokens would end").
-			WithHint("copy tokens.key, and the file with .old after its name, from the last leader")
-	}
-	return keys[0].ID, lease.SetKey(ctx, fence, keys[0].ID)
+	return known
+}
+
+func (r *Role) foreign() error {
+	return turnstone.Errorf("controller.lead", turnstone.KindInvalid, r.o.Config.Tokens.Key,
+		"is not the key of tokens that the leader had, so its tokens would end").
+		WithHint("copy tokens.key, and the file with .old after its name, from the leader, or set " +
+			"tokens.replace to on")
 }
 
 // note writes the begin or the end of a term to the audit log.
