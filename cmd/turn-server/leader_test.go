@@ -127,15 +127,19 @@ func TestLeaders(t *testing.T) {
 	revoked := strings.TrimSpace(operator.must("token", "create", "--name", "lost", "--ttl", "1h"))
 	x.serves(x.one, secret)
 
+	began := time.Now()
 	killed(x.one)
 	x.serves(x.two, secret)
+	t.Logf("after a kill another controller serves in %v", time.Since(began))
 	x.one = x.controller("one")
 	x.one.await("waiting as a standby")
 
 	// It stops without a word, as a machine that is suspended does.
 	was := x.two.times("no longer leads")
+	began = time.Now()
 	x.two.kill(syscall.SIGSTOP)
 	x.serves(x.one, secret)
+	t.Logf("after a stop another controller serves in %v", time.Since(began))
 	operator.env = []string{"TURN_HOST=" + x.one.socket()}
 	operator.must("token", "revoke", "lost")
 	x.two.kill(syscall.SIGCONT)

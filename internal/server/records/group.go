@@ -2,10 +2,14 @@ package records
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
 )
+
+// errUnfinished is the error of a write whose group has panicked.
+var errUnfinished = errors.New("the transaction was not finished")
 
 // maxGroup bounds the writes of one transaction: one that fails is run again with the others.
 const maxGroup = 64
@@ -16,6 +20,7 @@ type change func(ctx context.Context, tx *transaction) error
 
 // A write is a change of a caller, who waits.
 type write struct {
+	op     string
 	change change
 	soft   bool
 	asked  time.Time
@@ -53,13 +58,15 @@ func (g *group) do(ctx context.Context, w *write, run func(context.Context, []*w
 	g.waiting = slices.Delete(g.waiting, 0, n)
 	g.mu.Unlock()
 
+	defer func() { // also after a panic, which ends one call and not the server
+		for _, x := range all[1:] {
+			x.wake <- false
+		}
+		g.mu.Lock()
+		g.next()
+		g.mu.Unlock()
+	}()
 	run(context.WithoutCancel(ctx), all)
-	for _, x := range all[1:] {
-		x.wake <- false
-	}
-	g.mu.Lock()
-	g.next()
-	g.mu.Unlock()
 	return w.err
 }
 
@@ -102,7 +109,7 @@ func (g *group) leave(w *write) bool {
 
 // write runs a change. A soft one may be lost with the machine's power.
 func (db *DB) write(ctx context.Context, soft bool, op string, f change) error {
-	w := &write{change: f, soft: soft, asked: time.Now(), wake: make(chan bool, 1)}
+	w := &write{op: op, change: f, soft: soft, asked: time.Now(), wake: make(chan bool, 1)}
 	return db.fail(op, db.group.do(ctx, w, db.run))
 }
 
@@ -112,17 +119,22 @@ func (db *DB) run(ctx context.Context, all []*write) {
 	ctx, end := context.WithCancel(ctx)
 	defer end()
 	defer context.AfterFunc(db.halted, end)()
+	for _, w := range all {
+		w.err = errUnfinished
+	}
 	began := time.Now()
 	soft := !slices.ContainsFunc(all, func(w *write) bool { return !w.soft })
 	failed, err := db.together(ctx, all, soft)
-	if failed && len(all) > 1 && ctx.Err() == nil {
+	each := failed && len(all) > 1 && ctx.Err() == nil
+	if each {
 		err = db.apart(ctx, all, soft)
 	}
 	took := time.Since(began)
 	for _, w := range all {
-		if err != nil {
+		if err != nil || !each {
 			w.err = err
 		}
+		w.err = db.fail(w.op, w.err)
 		if db.options.Watch != nil {
 			db.options.Watch.Wrote(began.Sub(w.asked), took, w.err)
 		}
@@ -135,9 +147,9 @@ func (db *DB) together(ctx context.Context, all []*write, soft bool) (failed boo
 	if err != nil {
 		return false, err
 	}
+	defer func() { _ = tx.Rollback() }() // after Commit it does nothing
 	for _, w := range all {
 		if err := w.change(ctx, &transaction{tx, db.d}); err != nil {
-			_ = tx.Rollback()
 			return true, err
 		}
 	}
@@ -150,6 +162,7 @@ func (db *DB) apart(ctx context.Context, all []*write, soft bool) error {
 	if err != nil {
 		return err
 	}
+	defer func() { _ = tx.Rollback() }() // after Commit it does nothing
 	for _, w := range all {
 		_, err := tx.ExecContext(ctx, "SAVEPOINT part")
 		if err == nil {
@@ -161,7 +174,6 @@ func (db *DB) apart(ctx context.Context, all []*write, soft bool) error {
 			_, err = tx.ExecContext(ctx, "RELEASE SAVEPOINT part")
 		}
 		if err != nil {
-			_ = tx.Rollback()
 			return err
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/server/records"
@@ -85,6 +86,64 @@ func TestCallersThatLeave(t *testing.T) {
 		list, _, err := db.List(t.Context(), "a", records.Filter{Kind: records.Sandbox}, records.Page{})
 		if err != nil || len(list) != 4 {
 			t.Errorf("%d objects: %v", len(list), err)
+		}
+	})
+}
+
+// seen are the errors that a records.Watch is told of.
+type seen struct {
+	mu  sync.Mutex
+	all []error
+}
+
+func (s *seen) Wrote(_, _ time.Duration, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all = append(s.all, err)
+}
+
+// TestWatch: who watches is told of each write, with the kind of its error.
+func TestWatch(t *testing.T) {
+	w := &seen{}
+	db, err := records.Open(t.Context(), filepath.Join(t.TempDir(), "server.db"),
+		records.Options{Watch: w})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = db.Close() }()
+	if _, _, err := db.Create(t.Context(), nil, object()); err != nil {
+		t.Fatal(err)
+	}
+	if err := records.LimitPages(t.Context(), db, 1); err != nil {
+		t.Fatal(err)
+	}
+	big := object()
+	big.Detail = make([]byte, records.MaxDetail)
+	_, _, err = db.Create(t.Context(), nil, big, big)
+	if len(w.all) != 2 || w.all[0] != nil || turnstone.KindOf(w.all[1]) != turnstone.KindExhausted {
+		t.Errorf("%v, and the watch saw %v", err, w.all)
+	}
+}
+
+// TestPanic: a write that panics ends its own call, and those that share its transaction fail.
+func TestPanic(t *testing.T) {
+	both(t, func(t *testing.T, db *records.DB) {
+		began, stopped := make(chan struct{}), make(chan struct{})
+		var all sync.WaitGroup
+		all.Go(func() {
+			defer func() { _ = recover() }()
+			_ = records.WriteSlowly(t.Context(), db, func() {
+				close(began)
+				<-stopped
+				panic("wrong")
+			})
+			t.Error("no panic")
+		})
+		<-began
+		close(stopped)
+		all.Wait()
+		if _, _, err := db.Create(t.Context(), nil, object()); err != nil {
+			t.Error(err)
 		}
 	})
 }
