@@ -124,7 +124,10 @@ func (db *DB) run(ctx context.Context, all []*write) {
 	}
 	began := time.Now()
 	soft := !slices.ContainsFunc(all, func(w *write) bool { return !w.soft })
-	failed, err := db.together(ctx, all, soft)
+	failed, err := false, db.halted.Err()
+	if err == nil {
+		failed, err = db.together(ctx, all, soft)
+	}
 	each := failed && len(all) > 1 && ctx.Err() == nil
 	if each {
 		err = db.apart(ctx, all, soft)
