@@ -153,6 +153,20 @@ func TestLeaders(t *testing.T) {
 		t.Errorf("a revoked token: %d %s", code, text)
 	}
 
+	x.away(secret)
+	for _, p := range []*process{x.gateway, x.node, x.one, x.two} {
+		p.end()
+		if strings.Contains(p.text(), secret) || strings.Contains(p.text(), "panic") {
+			t.Errorf("the log has the token, or a panic:\n%s", p.text())
+		}
+	}
+	x.audited()
+}
+
+// away takes the database away from one, which leads, and gives it back.
+func (x *rivals) away(secret string) {
+	t := x.t
+	t.Helper()
 	check(t, x.database.Crash())
 	x.one.await("no longer leads")
 	if code, text := call(t, http.DefaultClient, x.url, secret, "TurnService/ListTurns",
@@ -167,13 +181,6 @@ func TestLeaders(t *testing.T) {
 		}
 		return text
 	})
-	for _, p := range []*process{x.gateway, x.node, x.one, x.two} {
-		p.end()
-		if strings.Contains(p.text(), secret) || strings.Contains(p.text(), "panic") {
-			t.Errorf("the log has the token, or a panic:\n%s", p.text())
-		}
-	}
-	x.audited()
 }
 
 // audited checks that each log has the terms of its controller.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/pg/pgtest"
 	"turnstone.dev/turnstone/internal/server/records"
 	"turnstone.dev/turnstone/internal/server/records/recordstest"
 )
@@ -185,8 +186,9 @@ func TestStrangeText(t *testing.T) {
 // after what the other has made.
 func TestOrderAcrossProcesses(t *testing.T) {
 	c := recordstest.NewClock()
-	one := openPostgres(t, c, records.Options{Schema: "order_across"})
-	two := openPostgres(t, c, records.Options{Schema: "order_across"})
+	schema := pgtest.Shared(t).Schema(t.Name())
+	one := openPostgres(t, c, records.Options{Schema: schema})
+	two := openPostgres(t, c, records.Options{Schema: schema})
 	defer func() { _, _ = one.Close(), two.Close() }()
 	var all sync.WaitGroup
 	var mu sync.Mutex
