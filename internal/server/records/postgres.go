@@ -48,14 +48,7 @@ func connect(ctx context.Context, at string, o Options) (*sql.DB, error) {
 	if err := pg.CheckURL(at); err != nil {
 		return nil, err
 	}
-	with := at
-	if u, err := url.Parse(at); err == nil && o.Passwords != "" {
-		q := u.Query()
-		q.Set("passfile", o.Passwords)
-		u.RawQuery = q.Encode()
-		with = u.String()
-	}
-	p, err := pg.Open(ctx, with, o.Schema)
+	p, err := pg.Open(ctx, withPasswords(at, o.Passwords), o.Schema)
 	if err != nil {
 		return nil, err
 	}
@@ -68,6 +61,18 @@ func connect(ctx context.Context, at string, o Options) (*sql.DB, error) {
 		return nil, pg.Error("records.open", pg.Name(at), err)
 	}
 	return p, nil
+}
+
+// withPasswords returns a URL that names a file of passwords.
+func withPasswords(at, file string) string {
+	u, err := url.Parse(at)
+	if err != nil || file == "" {
+		return at
+	}
+	q := u.Query()
+	q.Set("passfile", file)
+	u.RawQuery = q.Encode()
+	return u.String()
 }
 
 // close implements dialect.
