@@ -71,7 +71,7 @@ func withPasswords(at, file string) string {
 	}
 	q := u.Query()
 	q.Set("passfile", file)
-	u.RawQuery = q.Encode()
+	u.RawQuery = strings.ReplaceAll(q.Encode(), "+", "%20") // pgx takes + for itself
 	return u.String()
 }
 
