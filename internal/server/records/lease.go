@@ -28,6 +28,7 @@ type Term struct {
 // OpenLease opens the lease of the database at a URL, and creates its tables.
 func OpenLease(ctx context.Context, at string, o Options) (*Lease, error) {
 	o.setDefaults()
+	at, o.Schema = pg.Schema(at, o.Schema)
 	p, err := connect(ctx, at, o)
 	if err != nil {
 		return nil, err

@@ -178,6 +178,35 @@ func TestRenewDoesNotWait(t *testing.T) {
 	}
 }
 
+// TestSchemas: servers whose URLs name different schemas share a database, and nothing in it.
+func TestSchemas(t *testing.T) {
+	s := pgtest.Shared(t)
+	for range 2 {
+		at := s.URL + "&schema=" + s.Schema(t.Name())
+		l, err := records.OpenLease(t.Context(), at, records.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = l.Close() }()
+		term, taken, err := l.Take(t.Context(), "a", "", long)
+		if err != nil || !taken || term.Fence != 1 {
+			t.Errorf("the first term %+v: %v", term, err)
+		}
+		db, err := records.Open(t.Context(), at, records.Options{Fence: term.Fence})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = db.Close() }()
+		if _, _, err := db.Create(t.Context(), nil, object()); err != nil || db.Size() == 0 {
+			t.Errorf("size %d: %v", db.Size(), err)
+		}
+		if list, _, err := db.List(t.Context(), "a", records.Filter{Kind: records.Sandbox},
+			records.Page{}); err != nil || len(list) != 1 {
+			t.Errorf("%d objects: %v", len(list), err)
+		}
+	}
+}
+
 // TestPostgresAway: without its server a store's calls fail as unavailable, and with it they succeed
 // again.
 func TestPostgresAway(t *testing.T) {

@@ -36,6 +36,7 @@ type postgres struct {
 
 // openPostgres opens the database at a URL. Transactions of a fence that is not the newest one fail.
 func openPostgres(ctx context.Context, o Options, at string) (*postgres, error) {
+	at, o.Schema = pg.Schema(at, o.Schema)
 	p, err := connect(ctx, at, o)
 	if err != nil {
 		return nil, err
