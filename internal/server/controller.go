@@ -86,3 +86,11 @@ func (s *Server) nodes() func(address string, o ...connect.ClientOption) connect
 			append(append(api.ClientOptions(), connect.WithInterceptors(s.telemetry.Onward())), o...)...)
 	}
 }
+
+// ready returns an error while this process has a controller that waits as a standby.
+func (s *Server) ready(ctx context.Context) error {
+	if s.controller == nil {
+		return nil
+	}
+	return s.controller.Ready(ctx)
+}

@@ -38,6 +38,12 @@ func (s *Server) openGateway(context.Context) error {
 	if s.controller != nil {
 		o.Control, o.Verifier = s.controller.Callers(), s.controller.verifier
 		o.Refused = s.controller.Refused
+		o.Ready = func(ctx context.Context) error {
+			if err := s.controller.Ready(ctx); err != nil {
+				return err
+			}
+			return s.controller.verifier.Ready()
+		}
 	} else {
 		at, err := url.Parse(controllerURL)
 		if err != nil {

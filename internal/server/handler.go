@@ -22,6 +22,8 @@ func (s *Server) peerHandler() http.Handler {
 				near.ServeHTTP(w, r)
 			}
 		}), config.Node))
+		mux.Handle("GET "+peers.LeaderPath, peers.Only(peers.Leads(c.Fence), config.Node,
+			config.Gateway))
 		mux.Handle("/"+connectv1.ControllerServiceName+"/", peers.Only(c.Peers(), config.Gateway))
 		mux.Handle("/", peers.Only(c.Callers(), config.Gateway))
 	}

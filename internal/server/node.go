@@ -54,13 +54,23 @@ func errElsewhere() error {
 		"was part of an earlier server").WithHint("wait until the node is back, or lost")
 }
 
+// A way leads to the controller.
+type way interface {
+	http.RoundTripper
+	CloseIdleConnections()
+}
+
 // toController returns a client of the controller, and its transport, which its owner closes.
 // Each call runs within.
-func (s *Server) toController(within ...connect.Interceptor) (connectv1.ControllerServiceClient,
-	*http.Transport) {
-	t := s.peers.Transport(s.c.Peers.Controller, config.Controller)
-	if s.controller != nil {
+func (s *Server) toController(within ...connect.Interceptor) (connectv1.ControllerServiceClient, way) {
+	var t way
+	switch {
+	case s.controller != nil:
 		t = peers.MemoryTransport(s.memory)
+	case s.leader != nil:
+		t = s.leader
+	default:
+		t = s.peers.Transport(s.c.Peers.Controller[0], config.Controller)
 	}
 	return connectv1.NewControllerServiceClient(&http.Client{Transport: t}, controllerURL,
 		append(api.ClientOptions(), connect.WithInterceptors(append(within, s.telemetry.Onward())...))...), t

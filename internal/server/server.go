@@ -40,6 +40,8 @@ type Server struct {
 	c     *config.Config
 	log   *slog.Logger
 	peers *peers.Peers
+	// leader leads to that one of several controllers which leads; nil: there is one at most.
+	leader *peers.Leader
 	// memory leads to the handlers for other roles of this process.
 	memory    *local.Memory
 	telemetry *telemetry.Telemetry
@@ -81,13 +83,16 @@ func (s *Server) open(ctx context.Context) error {
 	}
 	var err error
 	s.telemetry, err = telemetry.Open(ctx, telemetry.Options{Settings: s.c.Telemetry, Roles: s.c.Roles,
-		Node: s.c.Machine.Name, Log: s.log})
+		Node: s.c.Machine.Name, Ready: s.ready, Log: s.log})
 	if err != nil {
 		return err
 	}
 	s.onClose(s.telemetry.Close)
 	if s.peers, err = peers.Open(s.c.Peers, s.log); err != nil {
 		return err
+	}
+	if len(s.c.Peers.Controller) > 1 {
+		s.leader = s.peers.Leader(s.c.Peers.Controller)
 	}
 	for _, open := range []func(context.Context) error{
 		s.openController, s.openNode, s.openGateway, s.listen, s.openMCP, s.openE2B} {
@@ -200,6 +205,9 @@ func (s *Server) announce() {
 
 // background runs what is neither a listener nor a call.
 func (s *Server) background(ctx context.Context, run func(func() error)) {
+	if s.leader != nil {
+		run(func() error { s.leader.Run(ctx); return nil })
+	}
 	if s.node != nil {
 		run(func() error {
 			client, t := s.toController()

@@ -128,6 +128,9 @@ func line(e audit.Entry) string {
 	if e.Count > 0 {
 		all = append(all, fmt.Sprintf("%d more", e.Count))
 	}
+	if e.Fence > 0 {
+		all = append(all, fmt.Sprintf("%s, fence %d", e.Controller, e.Fence))
+	}
 	return strings.Join(all, "  ")
 }
 

@@ -50,6 +50,11 @@ type Entry struct {
 	// Count is how many more calls like an earlier line there were since Since: see Log.Note.
 	Count int       `json:"count,omitempty"`
 	Since time.Time `json:"since,omitzero"`
+
+	// Controller is the one of several controllers that answered: the log sets it. Fence is that of a
+	// term in which it leads.
+	Controller string `json:"controller,omitempty"`
+	Fence      int64  `json:"fence,omitempty"`
 }
 
 // Options are for Open. Zero values select the defaults.
@@ -59,6 +64,8 @@ type Options struct {
 	Every time.Duration   // between lines about repetitions: 1 min
 	Log   *slog.Logger    // nil: none
 	Now   func() time.Time
+	// Controller is in each line; empty: in none.
+	Controller string
 }
 
 // A Log is open for appending. Its methods are safe for concurrent use. One process has it open.
@@ -248,6 +255,7 @@ func (l *Log) append(e Entry, sync bool) error {
 		e.Time = l.o.Now()
 	}
 	e.Time = e.Time.UTC().Round(0)
+	e.Controller = l.o.Controller
 	e.bound()
 	l.mu.Lock()
 	defer l.mu.Unlock()

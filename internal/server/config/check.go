@@ -39,6 +39,8 @@ func (s setting) checkText(text string) error {
 			return errors.New("is not a path: put the secret into a file that other users cannot " +
 				"read, and name the file")
 		}
+	case "database":
+		return checkDatabase(text)
 	case "address":
 		if text != none {
 			return checkAddress(text)
@@ -83,6 +85,30 @@ func (s setting) checkText(text string) error {
 	return nil
 }
 
+// checkDatabase reports what is neither a path nor a URL without a password. It quotes nothing of it.
+func checkDatabase(text string) error {
+	if strings.ContainsAny(text, "\n\r\x00") {
+		return errors.New("is not a path")
+	}
+	if !isURL(text) {
+		return nil
+	}
+	u, err := url.Parse(text)
+	if err != nil || u.Host == "" && !u.Query().Has("host") {
+		return errors.New("is not a URL such as postgres://USER@HOST:PORT/DATABASE")
+	}
+	if _, has := u.User.Password(); has || u.Query().Has("password") || u.Query().Has("sslpassword") {
+		return errors.New("has a password, which others could read: put it into the file of " +
+			"records.passwords, as HOST:PORT:DATABASE:USER:PASSWORD")
+	}
+	return nil
+}
+
+// isURL reports whether a database is one of PostgreSQL.
+func isURL(text string) bool {
+	return strings.HasPrefix(text, "postgres://") || strings.HasPrefix(text, "postgresql://")
+}
+
 // nodeName reports whether nodes can have the name.
 func nodeName(text string) bool {
 	const alphanumeric = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -120,10 +146,11 @@ func Loopback(address string) bool {
 func (l *loader) complete(c *Config) {
 	for _, p := range []*string{&c.Listen.Socket, &c.Records.Database, &c.TLS.Certificate,
 		&c.TLS.Key, &c.Peers.Authority, &c.Peers.Certificate, &c.Peers.Key,
-		&c.Machine.Certificate, &c.Audit.Folder, &c.Telemetry.Headers} {
+		&c.Machine.Certificate, &c.Audit.Folder, &c.Telemetry.Headers, &c.Tokens.Key,
+		&c.Records.Passwords} {
 		if p == &c.Listen.Socket && *p == none {
 			*p = ""
-		} else if *p != "" && !filepath.IsAbs(*p) {
+		} else if *p != "" && !filepath.IsAbs(*p) && !isURL(*p) {
 			*p = filepath.Join(l.dir, *p)
 		}
 	}
@@ -276,11 +303,11 @@ func (l *loader) checkTelemetry(t *Telemetry) {
 // checkPeers reports roles that cannot reach each other.
 func (l *loader) checkPeers(c *Config) {
 	alone := !(c.Has(Gateway) && c.Has(Controller) && c.Has(Node))
-	if alone && !c.Has(Controller) && c.Peers.Controller == "" {
+	if alone && !c.Has(Controller) && len(c.Peers.Controller) == 0 {
 		l.problem("peers.controller", errors.New("is missing: this process is no controller"),
 			"set it to the controller's peers.listen")
 	}
-	if c.Has(Controller) && c.Peers.Controller != "" {
+	if c.Has(Controller) && len(c.Peers.Controller) > 0 {
 		l.problem("peers.controller", errors.New("is set, and this process is a controller"),
 			"leave it out, or take the controller out of roles")
 	}
@@ -292,8 +319,11 @@ func (l *loader) checkPeers(c *Config) {
 		l.problem(l.isSet("peers.address", "peers.listen"), errors.New("is no address that other "+
 			"processes can connect to"), "set peers.address to where they reach this node")
 	}
-	for _, one := range []struct{ key, value string }{{"peers.controller", c.Peers.Controller},
-		{"peers.listen", c.Peers.Listen}} {
+	all := []struct{ key, value string }{{"peers.listen", c.Peers.Listen}}
+	for _, at := range c.Peers.Controller {
+		all = append(all, struct{ key, value string }{"peers.controller", at})
+	}
+	for _, one := range all {
 		if one.value != "" && !strings.HasPrefix(one.value, "unix:") &&
 			(c.Peers.Authority == "" || c.Peers.Certificate == "") {
 			l.problem(one.key, errors.New("is TCP, which needs mutual TLS between roles"),
@@ -377,6 +407,9 @@ func (c *Config) CheckFiles() error {
 			err = errors.New("has no certificate as PEM")
 		}
 		add("peers.authority", c.Peers.Authority, err)
+	}
+	if path := c.Records.Passwords; path != "" {
+		add("records.passwords", path, checkSecret(path))
 	}
 	if path := c.Telemetry.Headers; path != "" {
 		err := checkSecret(path)

@@ -36,7 +36,7 @@ const LeastRevocations = 5 * time.Second
 
 // A Config has all settings. The tags are the source of the documentation: toml is the key, default
 // the value of a file that does not name the key, min and max are bounds, oneof lists all values,
-// and kind says what a text has to be. help.go describes each setting.
+// kind says what a text has to be, and text that a list may be a single text. help.go describes each setting.
 type Config struct {
 	Name      string   `toml:"name" default:"turnstone"`
 	Roles     []string `toml:"roles" default:"gateway,controller,node" oneof:"gateway,controller,node"`
@@ -98,12 +98,12 @@ type TLS struct {
 
 // Peers connects the roles of several processes.
 type Peers struct {
-	Listen      string `toml:"listen" kind:"peer"`
-	Address     string `toml:"address" kind:"peer"`
-	Controller  string `toml:"controller" kind:"peer"`
-	Authority   string `toml:"authority" kind:"file"`
-	Certificate string `toml:"certificate" kind:"file"`
-	Key         string `toml:"key" kind:"secret"`
+	Listen      string   `toml:"listen" kind:"peer"`
+	Address     string   `toml:"address" kind:"peer"`
+	Controller  []string `toml:"controller" kind:"peer" text:"one"`
+	Authority   string   `toml:"authority" kind:"file"`
+	Certificate string   `toml:"certificate" kind:"file"`
+	Key         string   `toml:"key" kind:"secret"`
 }
 
 // Machine is this machine as a node.
@@ -143,6 +143,8 @@ type Pool struct {
 
 // Tokens bounds tokens of all issuers.
 type Tokens struct {
+	Key         string        `toml:"key" default:"keys/token" kind:"secret"`
+	Replace     string        `toml:"replace" default:"off" oneof:"off,on"`
 	Longest     time.Duration `toml:"longest" default:"2160h" min:"1s" max:"8784h"`
 	Leeway      time.Duration `toml:"leeway" default:"30s" min:"0s" max:"2m"`
 	Revocations time.Duration `toml:"revocations" default:"1m" min:"5s" max:"1h"`
@@ -164,8 +166,11 @@ type Limits struct {
 
 // Records is the controller's database.
 type Records struct {
-	Database string        `toml:"database" default:"server.db" kind:"file"`
-	Keep     time.Duration `toml:"keep" default:"168h" min:"1m" max:"8784h"`
+	Database string `toml:"database" default:"server.db" kind:"database"`
+	// Passwords is a file as PGPASSFILE names one.
+	Passwords string        `toml:"passwords" kind:"secret"`
+	Keep      time.Duration `toml:"keep" default:"168h" min:"1m" max:"8784h"`
+	Lease     time.Duration `toml:"lease" default:"6s" min:"1s" max:"5m"`
 }
 
 // Quota bounds each tenant that has no bounds of its own. 0 bounds nothing.

@@ -195,6 +195,16 @@ func TestProblems(t *testing.T) {
 		{"[peers]\ncontroller = \"unix:/p\"", 2, "peers.controller", "is a controller"},
 		{"roles = [\"node\"]\n[peers]\nlisten = \"0.0.0.0:7\"\ncontroller = \"unix:/c\"", 3,
 			"peers.listen", "no address that other"},
+		{"roles = [\"node\"]\n[peers]\nlisten = \"unix:/p\"\ncontroller = [\"unix:/c\", \"c\"]", 4,
+			"peers.controller", "is not HOST:PORT"},
+		{"roles = [\"node\"]\n[peers]\nlisten = \"unix:/p\"\ncontroller = [\"unix:/c\", \"c:1\"]", 4,
+			"peers.controller", "needs mutual TLS"},
+		{"[peers]\ncontroller = 5", 2, "peers.controller", "is not a list"},
+		{"[records]\ndatabase = \"postgres://\"", 2, "records.database", "is not a URL"},
+		{"[records]\ndatabase = \"postgres://u:p@h/d\"", 2, "records.database", "has a password"},
+		{"[records]\ndatabase = \"postgres://u@h/d?password=p\"", 2, "records.database",
+			"has a password"},
+		{"[records]\nlease = \"1ms\"", 2, "records.lease", "is not between"},
 		{"[node]\nname = \"-\"", 2, "node.name", "letters"},
 		{"[node]\nexpose = \"localhost\"", 2, "node.expose", "is not an IP address"},
 		{"[peers]\nlisten = \"10.0.0.1:7\"", 2, "peers.listen", "needs mutual TLS"},
@@ -296,6 +306,10 @@ func TestSecretInPlaceOfFile(t *testing.T) {
 		problems(t, "[tls]\nMC4CAQAwBQYDK2VwBCIEI = 'x' y"),
 		problems(t, "[tls]\nkey = 12MC4CAQAwBQYDK2VwBCIEI"),
 		problems(t, "[tls]\ncertificate = \"/c\"\nkey = \"-----BEGIN MC4CAQ\""),
+		problems(t, "[records]\ndatabase = \"postgres://u:MC4CAQ@h/d\""),
+		problems(t, "[records]\ndatabase = \"postgres://u@h/d?sslpassword=MC4CAQ\""),
+		problems(t, "[records]\ndatabase = \"postgres://u:MC4CAQ@%zz/d\""),
+		problems(t, "", "TURN_SERVER_RECORDS_DATABASE=postgresql://u:MC4CAQ@h/d"),
 	} {
 		if all == nil {
 			t.Error("a secret is accepted as a path")

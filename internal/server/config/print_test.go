@@ -10,7 +10,9 @@ import (
 func TestTOML(t *testing.T) {
 	for _, text := range []string{"", whole, "[listen]\naddress = \"off\"\n",
 		"[node]\nname = \"a.b\"\nexpose = \"127.0.0.1\"\n", "roles = [\"node\"]\n[peers]\n" +
-			"listen = \"unix:/n\"\naddress = \"unix:/m\"\ncontroller = \"unix:/c\"\n"} {
+			"listen = \"unix:/n\"\naddress = \"unix:/m\"\ncontroller = \"unix:/c\"\n",
+		"roles = [\"node\"]\n[peers]\nlisten = \"unix:/n\"\ncontroller = [\"unix:/c\", \"unix:/d\"]\n" +
+			"[records]\ndatabase = \"postgres://u@/d?host=/run\"\npasswords = \"pass\"\n"} {
 		c, err := Parse("/state", text, nil)
 		check(t, err)
 		printed, err := c.TOML()

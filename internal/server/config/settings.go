@@ -93,6 +93,9 @@ func (s setting) form() string {
 	case reflect.Bool:
 		return "true or false"
 	}
+	if s.field.Tag.Get("kind") == "database" {
+		return "path or URL"
+	}
 	if s.field.Tag.Get("kind") == "file" || s.field.Tag.Get("kind") == "secret" {
 		return "path"
 	}
@@ -205,6 +208,9 @@ func (s setting) within(v time.Duration, parse func(string) (time.Duration, erro
 
 func (s setting) setList(to reflect.Value, v any) error {
 	list, ok := v.([]any)
+	if text, is := v.(string); is && s.field.Tag.Get("text") != "" {
+		list, ok = []any{text}, true
+	}
 	if !ok {
 		return fmt.Errorf(`is not a list of texts, such as ["a", "b"]`)
 	}

@@ -16,12 +16,8 @@ func (db *DB) Change(ctx context.Context, node string, kind Kind, id string, c C
 	if err := c.check(kind); err != nil {
 		return Object{}, err
 	}
-	pool := db.durable
-	if c.reported(kind) {
-		pool = db.soft
-	}
 	var after Object
-	err := db.write(ctx, pool, "change", func(tx *sql.Tx) error {
+	err := db.write(ctx, c.reported(kind), "change", func(ctx context.Context, tx *transaction) error {
 		r, err := find(ctx, tx, kind, id)
 		if errors.Is(err, errNone) || err == nil && r.Node != node {
 			return notFound("change", kind, id)
@@ -80,7 +76,7 @@ func (c *Change) next(o *Object) (State, error) {
 }
 
 // apply changes a row and returns its object.
-func (db *DB) apply(ctx context.Context, tx *sql.Tx, r row, c Change) (Object, error) {
+func (db *DB) apply(ctx context.Context, tx *transaction, r row, c Change) (Object, error) {
 	o := r.Object
 	state, err := c.next(&o)
 	if err != nil {
@@ -135,7 +131,7 @@ func (db *DB) apply(ctx context.Context, tx *sql.Tx, r row, c Change) (Object, e
 }
 
 // update stores what can change of an object.
-func (db *DB) update(ctx context.Context, tx *sql.Tx, seq int64, o *Object, ends bool) error {
+func (db *DB) update(ctx context.Context, tx *transaction, seq int64, o *Object, ends bool) error {
 	if ends {
 		age, err := db.ageNow(ctx, tx)
 		if err != nil {
@@ -158,9 +154,8 @@ func (db *DB) update(ctx context.Context, tx *sql.Tx, seq int64, o *Object, ends
 // Mark implements Store.
 func (db *DB) Mark(ctx context.Context) (mark Mark, err error) {
 	// A transaction of the writer: a Create that has not returned is before or after.
-	err = db.write(ctx, db.durable, "mark", func(tx *sql.Tx) error {
-		return tx.QueryRowContext(ctx, `SELECT COALESCE(
-			(SELECT seq FROM sqlite_sequence WHERE name = 'objects'), 0)`).Scan(&mark)
+	err = db.write(ctx, false, "mark", func(ctx context.Context, tx *transaction) error {
+		return tx.QueryRowContext(ctx, "SELECT COALESCE(max(seq), 0) FROM objects").Scan(&mark)
 	})
 	return mark, err
 }
@@ -177,7 +172,7 @@ func (db *DB) Reconcile(ctx context.Context, r Report) (out Outcome, err error) 
 				string(o.State), string(o.Kind))
 		}
 	}
-	err = db.write(ctx, db.durable, "reconcile", func(tx *sql.Tx) error {
+	err = db.write(ctx, false, "reconcile", func(ctx context.Context, tx *transaction) error {
 		out, err = db.reconcile(ctx, tx, r)
 		return err
 	})
@@ -192,7 +187,7 @@ type ref struct {
 	id   string
 }
 
-func (db *DB) reconcile(ctx context.Context, tx *sql.Tx, r Report) (out Outcome, err error) {
+func (db *DB) reconcile(ctx context.Context, tx *transaction, r Report) (out Outcome, err error) {
 	present := map[ref]bool{}
 	for _, o := range r.Objects {
 		present[ref{o.Kind, o.ID}] = true
@@ -230,7 +225,7 @@ func (db *DB) reconcile(ctx context.Context, tx *sql.Tx, r Report) (out Outcome,
 const ResultError = "error"
 
 // agree makes a record agree with what its node reports.
-func (db *DB) agree(ctx context.Context, tx *sql.Tx, node string, o Object, out *Outcome) error {
+func (db *DB) agree(ctx context.Context, tx *transaction, node string, o Object, out *Outcome) error {
 	r, err := find(ctx, tx, o.Kind, o.ID)
 	switch {
 	case errors.Is(err, errNone):
@@ -284,7 +279,7 @@ func (r *row) returns(o Object) bool {
 }
 
 // revive makes an object live again.
-func (db *DB) revive(ctx context.Context, tx *sql.Tx, r row, o Object, out *Outcome) error {
+func (db *DB) revive(ctx context.Context, tx *transaction, r row, o Object, out *Outcome) error {
 	r.State, r.Reason, r.Ended, r.Changed = o.State, "", time.Time{}, db.now()
 	if r.Name = o.Name; taken(checkFree(ctx, tx, &r.Object)) {
 		r.Name = "" // the name was given away meanwhile
@@ -302,7 +297,7 @@ func (db *DB) revive(ctx context.Context, tx *sql.Tx, r row, o Object, out *Outc
 }
 
 // adopt makes the record of an object that only its node knows.
-func (db *DB) adopt(ctx context.Context, tx *sql.Tx, node string, o Object, out *Outcome) error {
+func (db *DB) adopt(ctx context.Context, tx *transaction, node string, o Object, out *Outcome) error {
 	if o.State.Final() {
 		return nil
 	}
@@ -311,8 +306,8 @@ func (db *DB) adopt(ctx context.Context, tx *sql.Tx, node string, o Object, out 
 		out.Surplus = append(out.Surplus, o)
 		return nil
 	}
-	_, err := tx.ExecContext(ctx, "INSERT OR IGNORE INTO tenants VALUES (?, 0, ?)", o.Tenant,
-		unixNano(db.now()))
+	_, err := tx.ExecContext(ctx, `INSERT INTO tenants VALUES (?, FALSE, ?)
+		ON CONFLICT (name) DO NOTHING`, o.Tenant, unixNano(db.now()))
 	if err != nil {
 		return err
 	}

@@ -5,26 +5,19 @@ import (
 	"database/sql"
 	"embed"
 	"errors"
-	"fmt"
-	"net/url"
-	"os"
-	"sync"
 	"time"
 
-	_ "modernc.org/sqlite" // registers "sqlite" with database/sql
-
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/sqlitefault"
 )
 
-// migrations are applied in order; PRAGMA user_version counts the applied migrations. A released
-// migration is never changed.
+// migrations are applied in order, and each database has its own. A released migration is never
+// changed.
 //
-//go:embed migrations/*.sql
+//go:embed migrations/*/*.sql
 var migrations embed.FS
 
-// schemaVersion is the number of the last file in migrations.
-const schemaVersion = 3
+// sizeTime bounds the question for the size.
+const sizeTime = 5 * time.Second
 
 // Options are for Open. Zero values select the defaults.
 type Options struct {
@@ -36,6 +29,13 @@ type Options struct {
 	Elapsed func() time.Duration
 	// Watch is told of each write; nil: nobody is.
 	Watch Watch
+	// Fence is that of the Term in which the store writes; 0: any. PostgreSQL refuses writes after
+	// the next Term has begun.
+	Fence int64
+	// Passwords is a file as PGPASSFILE names one; empty: that of PGPASSFILE.
+	Passwords string
+	// Schema is where PostgreSQL has the tables: "controller".
+	Schema string
 }
 
 // A Watch is told of writes. It is safe for concurrent use.
@@ -51,6 +51,9 @@ func (o *Options) setDefaults() {
 	if o.KeepUsage == 0 {
 		o.KeepUsage = 400 * 24 * time.Hour
 	}
+	if o.Schema == "" {
+		o.Schema = defaultSchema
+	}
 	if o.Now == nil {
 		o.Now = time.Now
 	}
@@ -60,128 +63,64 @@ func (o *Options) setDefaults() {
 	}
 }
 
-// A DB is a Store in a file of SQLite.
+// A DB is a Store in a file of SQLite, or in PostgreSQL.
 type DB struct {
-	path    string
+	d       dialect
+	reads   querier
 	options Options
 	secret  []byte        // authenticates tokens of pages
 	age     time.Duration // of the database, when it was opened
 	opened  time.Duration // Elapsed then
 
-	writing sync.Mutex // held by the writer: SQLite has one, and waits for it by sleeping
-	durable *sql.DB    // commits are synced to the disk
-	soft    *sql.DB    // commits survive the process, and perhaps no loss of power
-	readers *reader    // nil: not open
+	group  group
+	halted context.Context // of all writes
+	halt   context.CancelFunc
 }
 
 var _ Store = (*DB)(nil)
 
-// Open opens the database at path, and creates it, private to its user, if it does not exist. A
-// database of a newer program is an error of kind Unavailable, a damaged one of kind Integrity.
-func Open(ctx context.Context, path string, o Options) (*DB, error) {
+// Open opens the database at the path of a file, or at a URL postgres://…, and creates its tables; a
+// file is private to its user. A database of a newer program is an error of kind Unavailable, a
+// damaged one of kind Integrity.
+func Open(ctx context.Context, database string, o Options) (*DB, error) {
 	o.setDefaults()
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, dbError("open", path, err)
-	}
-	_ = f.Close() // SQLite gives its other files the mode of this file
-	db := &DB{path: path, options: o}
-	if db.durable, err = pool(path, 1, "synchronous(FULL)"); err == nil {
-		if db.soft, err = pool(path, 1, "synchronous(NORMAL)"); err == nil {
-			var p *sql.DB
-			if p, err = pool(path, 4, "query_only(1)"); err == nil {
-				db.readers = &reader{DB: p}
-			}
+	db := &DB{options: o}
+	var err error
+	if IsURL(database) {
+		var p *postgres
+		if p, err = openPostgres(ctx, o, database); err == nil {
+			db.d = p
+		}
+	} else {
+		var s *sqlite
+		if s, err = openSQLite(ctx, database); err == nil {
+			db.d = s
 		}
 	}
-	if err == nil {
-		err = db.migrate(ctx)
-	}
-	if err == nil {
-		err = db.load(ctx)
-	}
 	if err != nil {
-		return nil, errors.Join(dbError("open", path, err), db.Close())
+		return nil, err
+	}
+	db.reads = db.d.reads()
+	db.halted, db.halt = context.WithCancel(context.WithoutCancel(ctx))
+	if err := db.load(ctx); err != nil {
+		return nil, errors.Join(db.fail("open", err), db.Close())
 	}
 	return db, nil
 }
 
-// pool opens connections.
-func pool(path string, size int, pragma string) (*sql.DB, error) {
-	values := url.Values{"_pragma": {"busy_timeout(20000)", "foreign_keys(1)", pragma}}
-	if size == 1 {
-		// A transaction that began as a reader may not become a writer.
-		values.Set("_txlock", "immediate")
-	}
-	dsn := url.URL{Scheme: "file", Path: path, RawQuery: values.Encode()}
-	p, err := sql.Open("sqlite", dsn.String())
-	if err != nil {
-		return nil, err
-	}
-	p.SetMaxOpenConns(size)
-	return p, nil
-}
+// Halt ends all writes at once, and refuses later ones: another controller leads.
+func (db *DB) Halt() { db.halt() }
 
 // Close closes the database.
-func (db *DB) Close() error {
-	var all []error
-	if db.readers != nil {
-		all = append(all, db.readers.Close())
-	}
-	for _, p := range []*sql.DB{db.soft, db.durable} {
-		if p != nil {
-			all = append(all, p.Close())
-		}
-	}
-	return errors.Join(all...)
-}
-
-// migrate updates the schema to schemaVersion.
-func (db *DB) migrate(ctx context.Context) error {
-	var version int
-	if err := db.durable.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
-		return dbError("open", db.path, err)
-	}
-	if version > schemaVersion || version < 0 {
-		return turnstone.Errorf("records.open", turnstone.KindUnavailable, db.path,
-			"is of version %d, and this program supports versions up to %d",
-			version, schemaVersion).
-			WithHint("use the newer turn that created it, or another file")
-	}
-	if version == 0 {
-		if _, err := db.durable.ExecContext(ctx, "PRAGMA journal_mode = WAL"); err != nil {
-			return dbError("migrate", db.path, err)
-		}
-	}
-	return db.write(ctx, db.durable, "migrate", func(tx *sql.Tx) error {
-		// Another process may have been faster.
-		if err := tx.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
-			return err
-		}
-		for ; version < schemaVersion; version++ {
-			text, err := migrations.ReadFile(fmt.Sprintf("migrations/%04d.sql", version+1))
-			if err != nil {
-				return err
-			}
-			if _, err := tx.ExecContext(ctx, string(text)); err != nil {
-				return fmt.Errorf("to version %d: %w", version+1, err)
-			}
-			_, err = tx.ExecContext(ctx, fmt.Sprintf("PRAGMA user_version = %d", version+1))
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
+func (db *DB) Close() error { db.halt(); return db.d.close() }
 
 // load reads what the database keeps about itself.
 func (db *DB) load(ctx context.Context) error {
-	err := db.readers.QueryRowContext(ctx, `SELECT
-		(SELECT value FROM meta WHERE name = 'age'),
-		(SELECT value FROM meta WHERE name = 'secret')`).Scan(&db.age, &db.secret)
+	_, err := query(ctx, db.reads, func(rows *sql.Rows) (bool, error) {
+		return true, rows.Scan(&db.age, &db.secret)
+	}, "SELECT (SELECT value FROM meta WHERE name = 'age'), ("+db.d.secret()+")")
 	if err == nil && len(db.secret) != 32 {
-		err = turnstone.Errorf("records.open", turnstone.KindIntegrity, db.path,
+		err = turnstone.Errorf("records.open", turnstone.KindIntegrity, db.d.name(),
 			"has no secret").WithHint(hintDamaged)
 	}
 	db.opened = db.options.Elapsed()
@@ -189,101 +128,24 @@ func (db *DB) load(ctx context.Context) error {
 }
 
 // Check reports a damaged database; it reads all of it.
-func (db *DB) Check(ctx context.Context) error {
-	var text string
-	err := db.readers.QueryRowContext(ctx, "PRAGMA quick_check(1)").Scan(&text)
-	if err == nil && text != "ok" {
-		return turnstone.Errorf("records.check", turnstone.KindIntegrity, db.path, "%s", text).
-			WithHint(hintDamaged)
-	}
-	return dbError("check", db.path, err)
-}
+func (db *DB) Check(ctx context.Context) error { return db.fail("check", db.d.check(ctx)) }
+
+// Size returns the size of the database in bytes, with its log if it is a file.
+func (db *DB) Size() int64 { return db.d.size() }
+
+// fail converts an error of the database to an error with a hint.
+func (db *DB) fail(op string, err error) error { return db.d.fail(op, err) }
 
 // now returns the time of the wall clock.
 func (db *DB) now() time.Time { return db.options.Now().UTC() }
 
 // ageNow returns the time that servers of this database have run. It never goes back: what is
 // stored is stored with it.
-func (db *DB) ageNow(ctx context.Context, tx *sql.Tx) (age time.Duration, err error) {
+func (db *DB) ageNow(ctx context.Context, tx *transaction) (age time.Duration, err error) {
 	age = db.age + db.options.Elapsed() - db.opened
-	err = tx.QueryRowContext(ctx, `UPDATE meta SET value = max(value, ?) WHERE name = 'age'
+	err = tx.QueryRowContext(ctx, `UPDATE meta SET value = {max}(value, ?) WHERE name = 'age'
 		RETURNING value`, int64(age)).Scan(&age)
 	return age, err
-}
-
-// write runs f in a transaction of a pool.
-func (db *DB) write(ctx context.Context, p *sql.DB, op string, f func(tx *sql.Tx) error) error {
-	if db.options.Watch == nil {
-		db.writing.Lock()
-		defer db.writing.Unlock()
-		return db.transact(ctx, p, op, f)
-	}
-	asked := time.Now()
-	db.writing.Lock()
-	began := time.Now()
-	err := db.transact(ctx, p, op, f)
-	took := time.Since(began)
-	db.writing.Unlock()
-	db.options.Watch.Wrote(began.Sub(asked), took, err)
-	return err
-}
-
-// transact is write for the holder of db.writing.
-func (db *DB) transact(ctx context.Context, p *sql.DB, op string, f func(tx *sql.Tx) error) error {
-	tx, err := p.BeginTx(ctx, nil)
-	if err != nil {
-		return dbError(op, db.path, err)
-	}
-	if err := f(tx); err != nil {
-		_ = tx.Rollback()
-		return dbError(op, db.path, err)
-	}
-	return dbError(op, db.path, tx.Commit())
-}
-
-// Size returns the size of the database and its log in bytes, as far as the files are there.
-func (db *DB) Size() (n int64) {
-	for _, end := range []string{"", "-wal"} {
-		if info, err := os.Stat(db.path + end); err == nil {
-			n += info.Size()
-		}
-	}
-	return n
-}
-
-// A querier is a pool or a transaction.
-type querier interface {
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-}
-
-// query runs a query and reads each row with scan. It reads all rows before it returns, because a
-// transaction has a single connection. Without an error the result is not nil.
-func query[T any](ctx context.Context, q querier, scan func(*sql.Rows) (T, error), text string,
-	args ...any) ([]T, error) {
-	rows, err := q.QueryContext(ctx, text, args...)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = rows.Close() }()
-	all := []T{}
-	for rows.Next() {
-		v, err := scan(rows)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, v)
-	}
-	return all, rows.Err()
-}
-
-const hintDamaged = "stop the server, then restore a copy of the file or recover it with " +
-	"sqlite3; without it, nodes report their objects to a new one"
-
-// dbError converts an error of SQLite to an error with a hint.
-func dbError(op, path string, err error) error {
-	return sqlitefault.Error(turnstone.Op("records."+op), path, err, sqlitefault.Hints{
-		Full: "free some space on the disk of the database", Damaged: hintDamaged,
-		Access: "check the permissions and the disk of the database and its folder"})
 }
 
 // unixNano and fromUnixNano convert times to and from the database.

@@ -14,11 +14,19 @@ import (
 	"go.uber.org/goleak"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/pg/pgtest"
 	"turnstone.dev/turnstone/internal/server/records"
 	"turnstone.dev/turnstone/internal/server/records/recordstest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	code := pgtest.Main(m)
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
 
 func open(t testing.TB, path string, c *recordstest.Clock) *records.DB {
 	t.Helper()

@@ -13,8 +13,10 @@ func (db *DB) PutNode(ctx context.Context, n Node) error {
 		!slices.Contains([]NodeState{NodeUp, NodeDraining, NodeLost}, n.State) {
 		return invalid("node", "the node", "%.140q cannot be stored", n.Name)
 	}
-	return db.write(ctx, db.durable, "node", func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, "INSERT OR REPLACE INTO nodes VALUES (?, ?, ?, ?, ?)",
+	return db.write(ctx, false, "node", func(ctx context.Context, tx *transaction) error {
+		_, err := tx.ExecContext(ctx, `INSERT INTO nodes VALUES (?, ?, ?, ?, ?)
+			ON CONFLICT (name) DO UPDATE SET state = excluded.state, address = excluded.address,
+				detail = excluded.detail, seen = excluded.seen`,
 			n.Name, n.State, n.Address, blob(n.Detail), unixNano(n.Seen))
 		return err
 	})
@@ -22,7 +24,7 @@ func (db *DB) PutNode(ctx context.Context, n Node) error {
 
 // Nodes implements Store.
 func (db *DB) Nodes(ctx context.Context) ([]Node, error) {
-	all, err := query(ctx, db.readers, func(rows *sql.Rows) (n Node, err error) {
+	all, err := query(ctx, db.reads, func(rows *sql.Rows) (n Node, err error) {
 		var seen int64
 		err = rows.Scan(&n.Name, &n.State, &n.Address, &n.Detail, &seen)
 		n.Seen = fromUnixNano(seen)
@@ -31,7 +33,7 @@ func (db *DB) Nodes(ctx context.Context) ([]Node, error) {
 		}
 		return n, err
 	}, "SELECT name, state, address, detail, seen FROM nodes ORDER BY name")
-	return all, dbError("nodes", db.path, err)
+	return all, db.fail("nodes", err)
 }
 
 // PutUsage implements Store.
@@ -41,18 +43,20 @@ func (db *DB) PutUsage(ctx context.Context, spans ...Usage) error {
 			return err
 		}
 	}
-	return db.write(ctx, db.durable, "usage", func(tx *sql.Tx) error {
+	return db.write(ctx, false, "usage", func(ctx context.Context, tx *transaction) error {
 		for _, u := range spans {
 			done, err := tx.ExecContext(ctx, `INSERT INTO usage (object, part, tenant, kind, node,
 				since, until, cpus, memory, session, cpu, sent, received)
 				VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-				ON CONFLICT (object, part) DO UPDATE SET until = max(until, excluded.until),
-					session = CASE excluded.session WHEN '' THEN session ELSE excluded.session END,
-					cpu = max(cpu, excluded.cpu), sent = max(sent, excluded.sent),
-					received = max(received, excluded.received)
-					WHERE tenant = excluded.tenant AND kind = excluded.kind
-						AND since = excluded.since AND cpus = excluded.cpus
-						AND memory = excluded.memory`,
+				ON CONFLICT (object, part) DO UPDATE SET
+					until = {max}(usage.until, excluded.until),
+					session = CASE excluded.session WHEN '' THEN usage.session
+						ELSE excluded.session END,
+					cpu = {max}(usage.cpu, excluded.cpu), sent = {max}(usage.sent, excluded.sent),
+					received = {max}(usage.received, excluded.received)
+					WHERE usage.tenant = excluded.tenant AND usage.kind = excluded.kind
+						AND usage.since = excluded.since AND usage.cpus = excluded.cpus
+						AND usage.memory = excluded.memory`,
 				u.Object, u.Part, u.Tenant, u.Kind, u.Node, unixNano(u.From), unixNano(u.To),
 				u.CPUs, int64(u.Memory), u.Session, int64(u.Used.CPU), int64(u.Used.Sent),
 				int64(u.Used.Received))
@@ -78,22 +82,29 @@ func (db *DB) Usage(ctx context.Context, tenant, session string, since, until ti
 	}
 	from, to := unixNano(since), unixNano(until)
 	// As floating point: ns of many machines would not fit.
-	err = db.readers.QueryRowContext(ctx, `WITH parts AS (SELECT *,
-			(min(until, ?2) - max(since, ?1)) / 1e9 AS seconds, -- between the times
-			CASE until WHEN since THEN 1.0
-				ELSE (min(until, ?2) - max(since, ?1)) / CAST(until - since AS REAL) END AS share
+	all, err := query(ctx, db.reads, func(rows *sql.Rows) (t Total, err error) {
+		return t, rows.Scan(&t.Turns, &t.Sandboxes, &t.CPUSeconds, &t.MemorySeconds,
+			&t.SandboxSeconds, &t.TurnSeconds, &t.Used.CPU, &t.Used.Sent, &t.Used.Received)
+	}, `WITH parts AS (SELECT *,
+			({min}(until, ?2) - {max}(since, ?1)) / 1e9 AS seconds, -- between the times
+			CASE WHEN until = since THEN 1.0 ELSE ({min}(until, ?2) - {max}(since, ?1))
+				/ CAST(until - since AS DOUBLE PRECISION) END AS share,
+			CASE WHEN since >= ?1 AND part = 0 THEN kind ELSE '' END AS began
 			FROM usage WHERE tenant = ?3 AND until >= ?1 AND since < ?2 AND (?4 = '' OR session = ?4))
 		SELECT
-		COALESCE(sum(kind = 'turn' AND part = 0 AND since >= ?1), 0),
-		COALESCE(sum(kind = 'sandbox' AND part = 0 AND since >= ?1), 0),
-		CAST(round(total(seconds * cpus)) AS INTEGER),
-		CAST(round(total(seconds * memory / 1048576)) AS INTEGER),
-		CAST(round(total(seconds * (kind = 'sandbox'))) AS INTEGER),
-		CAST(round(total(seconds * (kind = 'turn'))) AS INTEGER),
-		CAST(round(total(share * cpu)) AS INTEGER), CAST(round(total(share * sent)) AS INTEGER),
-		CAST(round(total(share * received)) AS INTEGER)
-		FROM parts`, from, to, tenant, session).
-		Scan(&t.Turns, &t.Sandboxes, &t.CPUSeconds, &t.MemorySeconds, &t.SandboxSeconds,
-			&t.TurnSeconds, &t.Used.CPU, &t.Used.Sent, &t.Used.Received)
-	return t, dbError("usage", db.path, err)
+		count(CASE WHEN began = 'turn' THEN 1 END), count(CASE WHEN began = 'sandbox' THEN 1 END),`+
+		rounded("seconds * cpus")+", "+rounded("seconds * memory / 1048576")+", "+
+		rounded("CASE kind WHEN 'sandbox' THEN seconds ELSE 0 END")+", "+
+		rounded("CASE kind WHEN 'turn' THEN seconds ELSE 0 END")+", "+
+		rounded("share * cpu")+", "+rounded("share * sent")+", "+rounded("share * received")+
+		" FROM parts", from, to, tenant, session)
+	if err != nil || len(all) == 0 {
+		return t, db.fail("usage", err)
+	}
+	return all[0], nil
+}
+
+// rounded is the sum of an expression as a whole number.
+func rounded(expression string) string {
+	return "CAST(round(COALESCE(sum(" + expression + "), 0)) AS BIGINT)"
 }

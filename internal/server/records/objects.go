@@ -69,7 +69,7 @@ func (db *DB) Create(ctx context.Context, key *Key, objects ...Object) (made []O
 			return nil, false, err
 		}
 	}
-	err = db.write(ctx, db.durable, "create", func(tx *sql.Tx) error {
+	err = db.write(ctx, false, "create", func(ctx context.Context, tx *transaction) (err error) {
 		made, old, err = db.create(ctx, tx, key, objects)
 		return err
 	})
@@ -79,7 +79,7 @@ func (db *DB) Create(ctx context.Context, key *Key, objects ...Object) (made []O
 	return made, old, nil
 }
 
-func (db *DB) create(ctx context.Context, tx *sql.Tx, key *Key, objects []Object) (made []Object,
+func (db *DB) create(ctx context.Context, tx *transaction, key *Key, objects []Object) (made []Object,
 	old bool, err error) {
 	tenant := objects[0].Tenant
 	if err := db.useTenant(ctx, tx, tenant); err != nil {
@@ -104,12 +104,12 @@ func (db *DB) create(ctx context.Context, tx *sql.Tx, key *Key, objects []Object
 }
 
 // useTenant stores a tenant that is new, and refuses one that is disabled.
-func (db *DB) useTenant(ctx context.Context, tx *sql.Tx, name string) error {
+func (db *DB) useTenant(ctx context.Context, tx *transaction, name string) error {
 	var disabled bool
 	err := tx.QueryRowContext(ctx, "SELECT disabled FROM tenants WHERE name = ?", name).
 		Scan(&disabled)
 	if errors.Is(err, sql.ErrNoRows) {
-		_, err = tx.ExecContext(ctx, "INSERT INTO tenants VALUES (?, 0, ?)", name,
+		_, err = tx.ExecContext(ctx, "INSERT INTO tenants VALUES (?, FALSE, ?)", name,
 			unixNano(db.now()))
 	}
 	if disabled {
@@ -119,16 +119,26 @@ func (db *DB) useTenant(ctx context.Context, tx *sql.Tx, name string) error {
 }
 
 // useKey returns the objects of a key that was used, or stores the key and sets its number.
-func (db *DB) useKey(ctx context.Context, tx *sql.Tx, k Key, id *sql.NullInt64) ([]Object, error) {
-	var request string
-	err := tx.QueryRowContext(ctx, `SELECT id, request FROM keys
-		WHERE tenant = ? AND method = ? AND key = ?`, k.Tenant, k.Method, k.Key).Scan(id, &request)
-	if err == nil {
+func (db *DB) useKey(ctx context.Context, tx *transaction, k Key, id *sql.NullInt64) ([]Object, error) {
+	// Most keys are new: the first attempt to store one decides.
+	const store = `INSERT INTO keys (tenant, method, key, request) VALUES (?, ?, ?, ?)
+		ON CONFLICT (tenant, method, key) DO NOTHING RETURNING id`
+	for {
+		err := tx.QueryRowContext(ctx, store, k.Tenant, k.Method, k.Key, string(k.Request)).Scan(id)
+		if err == nil || !errors.Is(err, sql.ErrNoRows) {
+			return nil, err
+		}
+		var request string
+		if err := tx.QueryRowContext(ctx, `SELECT id, request FROM keys
+			WHERE tenant = ? AND method = ? AND key = ?`, k.Tenant, k.Method, k.Key).
+			Scan(id, &request); err != nil {
+			return nil, err
+		}
 		age, err := db.ageNow(ctx, tx)
 		if err != nil {
 			return nil, err
 		}
-		done, err := tx.ExecContext(ctx, "DELETE FROM keys WHERE id = ? AND"+deadKey, id,
+		done, err := tx.ExecContext(ctx, "DELETE FROM keys WHERE id = ? AND"+deadKey, id.Int64,
 			int64(age-KeyLife))
 		if err != nil {
 			return nil, err
@@ -141,16 +151,10 @@ func (db *DB) useKey(ctx context.Context, tx *sql.Tx, k Key, id *sql.NullInt64) 
 			return nil, usedFor(k)
 		case n == 0:
 			rows, err := query(ctx, tx, scanRow,
-				"SELECT "+columns+" FROM objects WHERE key = ? ORDER BY seq", id)
+				"SELECT "+columns+" FROM objects WHERE key = ? ORDER BY seq", id.Int64)
 			return plain(rows), err
 		}
-	} else if !errors.Is(err, sql.ErrNoRows) {
-		return nil, err
 	}
-	id.Valid = true
-	return nil, tx.QueryRowContext(ctx, `INSERT INTO keys (tenant, method, key, request)
-		VALUES (?, ?, ?, ?) RETURNING id`, k.Tenant, k.Method, k.Key, string(k.Request)).
-		Scan(&id.Int64)
 }
 
 // deadKey is the condition under which the life of a key is over.
@@ -158,12 +162,7 @@ const deadKey = ` NOT EXISTS (SELECT 1 FROM objects WHERE objects.key = keys.id
 	AND (ended_age IS NULL OR ended_age > ?))`
 
 // insert stores a new object as it is.
-func insert(ctx context.Context, tx *sql.Tx, o *Object, key sql.NullInt64) error {
-	if _, err := find(ctx, tx, o.Kind, o.ID); err == nil {
-		return invalid("create", o.ID, "the ID exists").WithHint("use a new ID")
-	} else if !errors.Is(err, errNone) {
-		return err
-	}
+func insert(ctx context.Context, tx *transaction, o *Object, key sql.NullInt64) error {
 	if err := checkFree(ctx, tx, o); err != nil {
 		return err
 	}
@@ -174,13 +173,20 @@ func insert(ctx context.Context, tx *sql.Tx, o *Object, key sql.NullInt64) error
 	if len(o.Labels) == 0 {
 		labels = []byte("{}")
 	}
-	_, err = tx.ExecContext(ctx, `INSERT INTO objects (kind, id, tenant, owner, node, name, session,
+	done, err := tx.ExecContext(ctx, `INSERT INTO objects (kind, id, tenant, owner, node, name, session,
 		template, state, result, reason, paused, labels, detail, created, changed, ended, expires,
-		key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)`,
+		key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)
+		ON CONFLICT (kind, id) DO NOTHING`,
 		o.Kind, o.ID, o.Tenant, o.Owner, o.Node, o.Name, o.Session, o.Template, o.State, o.Result,
 		o.Reason, o.Paused, string(labels), blob(o.Detail), unixNano(o.Created),
 		unixNano(o.Changed), unixNano(o.Expires), key)
-	return err
+	if err != nil {
+		return err
+	}
+	if n, err := done.RowsAffected(); err != nil || n > 0 {
+		return err
+	}
+	return invalid("create", o.ID, "the ID exists").WithHint("use a new ID")
 }
 
 func blob(b []byte) []byte {
@@ -191,7 +197,7 @@ func blob(b []byte) []byte {
 }
 
 // checkFree reports a name that another object of the tenant has.
-func checkFree(ctx context.Context, tx *sql.Tx, o *Object) error {
+func checkFree(ctx context.Context, tx *transaction, o *Object) error {
 	if o.Name == "" {
 		return nil
 	}
@@ -245,19 +251,19 @@ func (db *DB) Named(ctx context.Context, tenant string, kind Kind, name string) 
 // one returns the object that a condition selects.
 func (db *DB) one(ctx context.Context, kind Kind, subject, where string, args ...any) (Object,
 	error) {
-	rows, err := query(ctx, db.readers, scanRow, "SELECT "+columns+" FROM objects WHERE "+where,
+	rows, err := query(ctx, db.reads, scanRow, "SELECT "+columns+" FROM objects WHERE "+where,
 		args...)
 	if err == nil && len(rows) == 0 {
 		return Object{}, notFound("object", kind, subject)
 	} else if err != nil {
-		return Object{}, dbError("object", db.path, err)
+		return Object{}, db.fail("object", err)
 	}
 	return rows[0].Object, nil
 }
 
 // Used implements Objects.
 func (db *DB) Used(ctx context.Context, k Key) ([]Object, error) {
-	rows, err := query(ctx, db.readers, func(rows *sql.Rows) (r [2]int64, err error) {
+	rows, err := query(ctx, db.reads, func(rows *sql.Rows) (r [2]int64, err error) {
 		var request string
 		err = rows.Scan(&r[0], &request)
 		if err == nil && request != string(k.Request) {
@@ -267,11 +273,11 @@ func (db *DB) Used(ctx context.Context, k Key) ([]Object, error) {
 	}, "SELECT id, request FROM keys WHERE tenant = ? AND method = ? AND key = ?", k.Tenant,
 		k.Method, k.Key)
 	if err != nil || len(rows) == 0 {
-		return nil, dbError("used", db.path, err)
+		return nil, db.fail("used", err)
 	}
-	all, err := query(ctx, db.readers, scanRow,
+	all, err := query(ctx, db.reads, scanRow,
 		"SELECT "+columns+" FROM objects WHERE key = ? ORDER BY seq", rows[0][0])
-	return plain(all), dbError("used", db.path, err)
+	return plain(all), db.fail("used", err)
 }
 
 // usedFor is the error about a key that another request had.
@@ -289,13 +295,13 @@ func (db *DB) List(ctx context.Context, tenant string, f Filter, p Page) ([]Obje
 	if err != nil {
 		return nil, "", err
 	}
-	where, args := f.where()
+	where, args := f.where(db.d)
 	args = append([]any{tenant, f.Kind, before}, args...)
-	rows, err := query(ctx, db.readers, scanRow, "SELECT "+columns+` FROM objects
+	rows, err := query(ctx, db.reads, scanRow, "SELECT "+columns+` FROM objects
 		WHERE tenant = ? AND kind = ? AND seq < ?`+where+" ORDER BY seq DESC LIMIT ?",
 		append(args, size+1)...)
 	if err != nil {
-		return nil, "", dbError("list", db.path, err)
+		return nil, "", db.fail("list", err)
 	}
 	next := ""
 	if len(rows) > size {
@@ -306,7 +312,7 @@ func (db *DB) List(ctx context.Context, tenant string, f Filter, p Page) ([]Obje
 }
 
 // where returns the conditions of a filter beside the kind.
-func (f *Filter) where() (text string, args []any) {
+func (f *Filter) where(d dialect) (text string, args []any) {
 	var b strings.Builder
 	and := func(condition string, values ...any) {
 		b.WriteString(" AND " + condition)
@@ -322,7 +328,7 @@ func (f *Filter) where() (text string, args []any) {
 		}
 	}
 	if f.Prefix != "" {
-		and("substr(CAST(name AS BLOB), 1, ?) = ?", len(f.Prefix), []byte(f.Prefix))
+		and(d.hasPrefix("name"), len(f.Prefix), []byte(f.Prefix))
 	}
 	if f.Named {
 		and("name <> ''")
@@ -334,7 +340,8 @@ func (f *Filter) where() (text string, args []any) {
 		and("id IN (?"+strings.Repeat(", ?", len(f.IDs)-1)+")", anys(f.IDs)...)
 	}
 	for name, value := range f.Labels {
-		and("json_extract(labels, ?) = ?", `$."`+name+`"`, value)
+		condition, name := d.hasLabel(name)
+		and(condition, name, value)
 	}
 	if !f.Since.IsZero() {
 		and("created >= ?", unixNano(f.Since))

@@ -13,6 +13,7 @@ const maxPrepared = 64
 // more than reading one row by its key, and each channel that opens reads some.
 type reader struct {
 	*sql.DB
+	text func(statement string) string // in the database's form
 
 	mu   sync.Mutex
 	kept map[string]*sql.Stmt
@@ -25,7 +26,7 @@ func (r *reader) QueryContext(ctx context.Context, text string, args ...any) (*s
 		return nil, err
 	}
 	if s == nil {
-		return r.DB.QueryContext(ctx, text, args...)
+		return r.DB.QueryContext(ctx, r.text(text), args...)
 	}
 	return s.QueryContext(ctx, args...)
 }
@@ -39,7 +40,7 @@ func (r *reader) prepared(ctx context.Context, text string) (*sql.Stmt, error) {
 	if has || full {
 		return s, nil
 	}
-	s, err := r.PrepareContext(ctx, text) // may wait for a connection
+	s, err := r.PrepareContext(ctx, r.text(text)) // may wait for a connection
 	if err != nil {
 		return nil, err
 	}

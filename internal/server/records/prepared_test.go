@@ -17,7 +17,7 @@ func TestPrepared(t *testing.T) {
 	}
 	number := func(rows *sql.Rows) (n int, err error) { return n, rows.Scan(&n) }
 	ask := func(text, add int) error {
-		all, err := query(t.Context(), db.readers, number, fmt.Sprintf("SELECT %d + ?", text), add)
+		all, err := query(t.Context(), db.reads, number, fmt.Sprintf("SELECT %d + ?", text), add)
 		if err == nil && (len(all) != 1 || all[0] != text+add) {
 			err = fmt.Errorf("%d + %d is %v", text, add, all)
 		}
@@ -35,10 +35,10 @@ func TestPrepared(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := len(db.readers.kept); n != maxPrepared {
+	if n := len(db.reads.(*reader).kept); n != maxPrepared {
 		t.Errorf("%d statements are kept", n)
 	}
-	if _, err := query(t.Context(), db.readers, number, "SELECT nothing"); err == nil {
+	if _, err := query(t.Context(), db.reads, number, "SELECT nothing"); err == nil {
 		t.Error("a query that is wrong")
 	}
 	if err := db.Close(); err != nil {

@@ -15,7 +15,7 @@ func (db *DB) PutTenant(ctx context.Context, t Tenant) error {
 	if err := checkTenant("tenant", t.Name); err != nil {
 		return err
 	}
-	return db.write(ctx, db.durable, "tenant", func(tx *sql.Tx) error {
+	return db.write(ctx, false, "tenant", func(ctx context.Context, tx *transaction) error {
 		_, err := tx.ExecContext(ctx, `INSERT INTO tenants VALUES (?, ?, ?)
 			ON CONFLICT (name) DO UPDATE SET disabled = excluded.disabled`, t.Name, t.Disabled,
 			unixNano(db.now()))
@@ -25,13 +25,13 @@ func (db *DB) PutTenant(ctx context.Context, t Tenant) error {
 
 // Tenants implements Tokens.
 func (db *DB) Tenants(ctx context.Context) ([]Tenant, error) {
-	all, err := query(ctx, db.readers, func(rows *sql.Rows) (t Tenant, err error) {
+	all, err := query(ctx, db.reads, func(rows *sql.Rows) (t Tenant, err error) {
 		var created int64
 		err = rows.Scan(&t.Name, &t.Disabled, &created)
 		t.Created = fromUnixNano(created)
 		return t, err
 	}, "SELECT name, disabled, created FROM tenants ORDER BY name")
-	return all, dbError("tenants", db.path, err)
+	return all, db.fail("tenants", err)
 }
 
 // PutToken implements Tokens.
@@ -41,13 +41,13 @@ func (db *DB) PutToken(ctx context.Context, t Token) error {
 	}
 	scopes, err := json.Marshal(t.Scopes)
 	if err != nil {
-		return dbError("token", db.path, err)
+		return db.fail("token", err)
 	}
 	ancestors, err := json.Marshal(append([]Ancestor{}, t.Ancestors...))
 	if err != nil {
-		return dbError("token", db.path, err)
+		return db.fail("token", err)
 	}
-	return db.write(ctx, db.durable, "token", func(tx *sql.Tx) error {
+	return db.write(ctx, false, "token", func(ctx context.Context, tx *transaction) error {
 		if err := db.useTenant(ctx, tx, t.Tenant); err != nil {
 			return err
 		}
@@ -72,7 +72,7 @@ func (db *DB) PutToken(ctx context.Context, t Token) error {
 
 // Token implements Tokens.
 func (db *DB) Token(ctx context.Context, id string) (Token, error) {
-	all, err := query(ctx, db.readers, func(rows *sql.Rows) (Token, error) {
+	all, err := query(ctx, db.reads, func(rows *sql.Rows) (Token, error) {
 		t, _, err := scanToken(rows)
 		return t, err
 	}, "SELECT "+tokenColumns+" FROM tokens WHERE id = ?", id)
@@ -80,7 +80,7 @@ func (db *DB) Token(ctx context.Context, id string) (Token, error) {
 		return Token{}, turnstone.Errorf("records.token", turnstone.KindNotFound, "the token",
 			"does not exist").WithHint("list what exists")
 	} else if err != nil {
-		return Token{}, dbError("token", db.path, err)
+		return Token{}, db.fail("token", err)
 	}
 	return all[0], nil
 }
@@ -110,15 +110,15 @@ func (db *DB) TokenPage(ctx context.Context, tenant string, p Page) ([]Token, st
 		return nil, "", err
 	}
 	var places []int64
-	all, err := query(ctx, db.readers, func(rows *sql.Rows) (Token, error) {
+	all, err := query(ctx, db.reads, func(rows *sql.Rows) (Token, error) {
 		t, seq, err := scanToken(rows)
 		places = append(places, seq)
 		return t, err
 	}, "SELECT "+tokenColumns+` FROM tokens
-		WHERE (?1 = '' OR tenant = ?1) AND seq < ?2 ORDER BY seq DESC LIMIT ?3`, tenant, before,
+		WHERE (? OR tenant = ?) AND seq < ? ORDER BY seq DESC LIMIT ?`, tenant == "", tenant, before,
 		size+1)
 	if err != nil {
-		return nil, "", dbError("tokens", db.path, err)
+		return nil, "", db.fail("tokens", err)
 	}
 	next := ""
 	if len(all) > size {
@@ -134,7 +134,7 @@ func (db *DB) Revoke(ctx context.Context, list ...Revocation) error {
 			return err
 		}
 	}
-	return db.write(ctx, db.durable, "revoke", func(tx *sql.Tx) error {
+	return db.write(ctx, false, "revoke", func(ctx context.Context, tx *transaction) error {
 		age, err := db.ageNow(ctx, tx)
 		for _, r := range list {
 			if err != nil {
@@ -142,8 +142,9 @@ func (db *DB) Revoke(ctx context.Context, list ...Revocation) error {
 			}
 			_, err = tx.ExecContext(ctx, `INSERT INTO revocations VALUES (?, ?, ?, ?, ?, ?)
 				ON CONFLICT (issuer, token, key) DO UPDATE SET
-					until = iif(until = 0 OR excluded.until = 0, 0, max(until, excluded.until)),
-					revoked = min(revoked, excluded.revoked), age = excluded.age`,
+					until = CASE WHEN revocations.until = 0 OR excluded.until = 0 THEN 0
+						ELSE {max}(revocations.until, excluded.until) END,
+					revoked = {min}(revocations.revoked, excluded.revoked), age = excluded.age`,
 				r.Issuer, r.TokenID, r.Key, unixNano(r.Until), unixNano(db.now()), int64(age))
 		}
 		return err
@@ -152,19 +153,19 @@ func (db *DB) Revoke(ctx context.Context, list ...Revocation) error {
 
 // Revocations implements Tokens.
 func (db *DB) Revocations(ctx context.Context, after time.Time) ([]Revocation, error) {
-	all, err := query(ctx, db.readers, func(rows *sql.Rows) (r Revocation, err error) {
+	all, err := query(ctx, db.reads, func(rows *sql.Rows) (r Revocation, err error) {
 		var until int64
 		err = rows.Scan(&r.Issuer, &r.TokenID, &r.Key, &until)
 		r.Until = fromUnixNano(until)
 		return r, err
 	}, `SELECT issuer, token, key, until FROM revocations WHERE until = 0 OR until >= ?
 		ORDER BY issuer, token, key`, unixNano(after))
-	return all, dbError("revocations", db.path, err)
+	return all, db.fail("revocations", err)
 }
 
 // Number implements Tokens.
 func (db *DB) Number(ctx context.Context) (n uint64, err error) {
-	err = db.write(ctx, db.durable, "number", func(tx *sql.Tx) error {
+	err = db.write(ctx, false, "number", func(ctx context.Context, tx *transaction) error {
 		return tx.QueryRowContext(ctx,
 			"UPDATE meta SET value = value + 1 WHERE name = 'number' RETURNING value").Scan(&n)
 	})
@@ -178,7 +179,7 @@ const spare = 24 * time.Hour
 // age of the database say so: neither a clock that jumps ahead nor one that jumps back revives a
 // token.
 func (db *DB) Prune(ctx context.Context) error {
-	return db.write(ctx, db.durable, "prune", func(tx *sql.Tx) error {
+	return db.write(ctx, false, "prune", func(ctx context.Context, tx *transaction) error {
 		age, err := db.ageNow(ctx, tx)
 		if err != nil {
 			return err
@@ -192,12 +193,12 @@ func (db *DB) Prune(ctx context.Context) error {
 			{"DELETE FROM objects WHERE ended_age <= ? AND key IS NULL",
 				[]any{int64(age - db.options.Keep)}},
 			{`DELETE FROM revocations WHERE until <> 0 AND until <= ?
-				AND age + max(0, until - revoked) <= ?`,
+				AND age + {max}(0, until - revoked) <= ?`,
 				[]any{unixNano(now.Add(-spare)), int64(age - spare)}},
-			{"DELETE FROM tokens WHERE expires <= ? AND age + max(0, expires - issued) <= ?",
+			{"DELETE FROM tokens WHERE expires <= ? AND age + {max}(0, expires - issued) <= ?",
 				[]any{unixNano(now.Add(-db.options.Keep)), int64(age - db.options.Keep)}},
 			// Spans have no age: the newest one bounds a clock that jumped ahead.
-			{`DELETE FROM usage WHERE until <= min(?, (SELECT max(until) FROM usage)) - ?`,
+			{`DELETE FROM usage WHERE until <= {min}(?, (SELECT max(until) FROM usage)) - ?`,
 				[]any{unixNano(now), int64(db.options.KeepUsage)}},
 		} {
 			if _, err := tx.ExecContext(ctx, s.text, s.args...); err != nil {

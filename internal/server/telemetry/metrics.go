@@ -73,6 +73,8 @@ var metrics = []Metric{
 	{Name: "turnstone_relay_bytes_total", Kind: Counter, Labels: []string{"direction"}, measured: true,
 		role: "gateway", Help: "Ciphertext of channels that was relayed: direction to_node or to_client."},
 
+	{Name: "turnstone_controller_leads", Kind: Gauge, measured: true,
+		Help: "1 while this controller leads, 0 while it waits as a standby."},
 	{Name: "turnstone_controller_nodes", Kind: Gauge, Labels: []string{"state"}, measured: true,
 		role: "controller", Help: "Nodes that registered: state up or lost."},
 	{Name: "turnstone_controller_watches", Kind: Gauge, measured: true, role: "controller",

@@ -20,8 +20,13 @@ import (
 	"turnstone.dev/turnstone/internal/server/config"
 )
 
-// Path is the path of the page.
-const Path = "/metrics"
+// Path is the path of the page. HealthPath says that the process answers, ReadyPath that it serves: a
+// controller that waits as a standby does not.
+const (
+	Path       = "/metrics"
+	HealthPath = "/healthz"
+	ReadyPath  = "/readyz"
+)
 
 // Bounds of the page.
 const (
@@ -78,6 +83,12 @@ func (t *Telemetry) Serve(ctx context.Context) error {
 	mux.Handle("GET "+Path, promhttp.HandlerFor(t.registry, promhttp.HandlerOpts{
 		MaxRequestsInFlight: pageReads, Timeout: pageTime, EnableOpenMetrics: true,
 		ErrorLog: slog.NewLogLogger(t.log.Handler(), slog.LevelError)}))
+	mux.HandleFunc("GET "+HealthPath, func(w http.ResponseWriter, r *http.Request) {
+		t.health(w, r, http.StatusOK)
+	})
+	mux.HandleFunc("GET "+ReadyPath, func(w http.ResponseWriter, r *http.Request) {
+		t.health(w, r, http.StatusServiceUnavailable)
+	})
 	s := &http.Server{Handler: t.addressed(mux), MaxHeaderBytes: pageHead, ReadTimeout: pageTime,
 		WriteTimeout: 2 * pageTime, IdleTimeout: 2 * time.Minute,
 		ErrorLog: slog.NewLogLogger(t.log.Handler(), slog.LevelDebug)}
@@ -86,6 +97,16 @@ func (t *Telemetry) Serve(ctx context.Context) error {
 		return turnstone.NewError("server.telemetry", turnstone.KindUnavailable, t.Address(), err)
 	}
 	return nil
+}
+
+// health answers ok, or standby with the status of one.
+func (t *Telemetry) health(w http.ResponseWriter, r *http.Request, standby int) {
+	if t.o.Ready != nil && t.o.Ready(r.Context()) != nil {
+		w.WriteHeader(standby)
+		_, _ = w.Write([]byte("standby\n")) // the caller has gone
+		return
+	}
+	_, _ = w.Write([]byte("ok\n"))
 }
 
 // addressed refuses requests whose host is a name, if the page is on loopback: a page of another

@@ -29,7 +29,9 @@ type Options struct {
 	Settings config.Telemetry
 	Roles    []string
 	Node     string // of this process, as config.Machine.Name
-	Log      *slog.Logger
+	// Ready returns an error while the process waits as a standby; nil: it never does.
+	Ready func(context.Context) error
+	Log   *slog.Logger
 }
 
 // A Measurer has values that are asked for when somebody looks at them.

@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/channel"
+	"turnstone.dev/turnstone/internal/pg"
 	"turnstone.dev/turnstone/internal/server/node/turns"
 	"turnstone.dev/turnstone/internal/sqlitefault"
 )
@@ -169,7 +170,7 @@ func (t *Telemetry) Wrote(waited, took time.Duration, err error) {
 	switch kind := turnstone.KindOf(err); {
 	case err == nil:
 		result = "ok"
-	case sqlitefault.Busy(err):
+	case sqlitefault.Busy(err), pg.Busy(err), pg.Conflict(err):
 		result = "busy"
 	case kind == turnstone.KindExhausted:
 		result = "full"
