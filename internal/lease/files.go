@@ -87,8 +87,11 @@ func (f Files) Sweep(_ context.Context, is func(name string) bool) (int, error) 
 	return n, nil
 }
 
+// Locked returns the lease that l is, of a file that stays.
+func Locked(l *statedir.Lock) Lease { return &file{"", l} }
+
 type file struct {
-	path string
+	path string // empty: it stays
 	lock *statedir.Lock
 }
 
@@ -99,7 +102,8 @@ func (*file) Lost() <-chan struct{} { return nil }
 func (*file) Cause() error { return nil }
 
 func (l *file) Release() {
-	// while the lease is held, so that no other process's file is removed
-	_ = os.Remove(l.path)
+	if l.path != "" { // while the lease is held, so that no other process's file is removed
+		_ = os.Remove(l.path)
+	}
 	l.lock.Release()
 }

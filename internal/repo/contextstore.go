@@ -58,6 +58,9 @@ type Repo struct {
 	// Keys has the keys of sealed sessions; nil: they are locked, and new sessions are not sealed.
 	// Open uses it.
 	Keys Keys
+	// Database is the URL of the PostgreSQL database that has the sessions; empty: they are in Dir. Its
+	// turns are in a bucket, which belongs to the database. Open uses it.
+	Database string
 	// Heads signs the log of heads; nil: it is not written. Open uses it.
 	Heads session.HeadSigner
 
@@ -104,14 +107,7 @@ func (x *Repo) Open(ctx context.Context) (*ContextStore, error) {
 }
 
 func (x *Repo) openContext(ctx context.Context) (*ContextStore, error) {
-	blobs, dir, err := x.blobs(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := x.notLost(ctx, blobs); err != nil {
-		return nil, err
-	}
-	db, err := session.Open(ctx, x.Dir.Path("context.db"))
+	db, blobs, dir, err := x.openParts(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -122,9 +118,55 @@ func (x *Repo) openContext(ctx context.Context) (*ContextStore, error) {
 	return x.openStore(ctx, db, blobs, dir)
 }
 
+// openParts opens the sessions, and the location of the packs, with the folder of the store's local
+// data.
+func (x *Repo) openParts(ctx context.Context) (*session.DB, blob.Store, string, error) {
+	if x.Database != "" { // the packs belong to it
+		return location.OpenShared(ctx, x.Dir, x.place, x.Database)
+	}
+	blobs, dir, err := x.blobs(ctx)
+	if err != nil {
+		return nil, nil, "", err
+	}
+	if err := x.notLost(ctx, blobs); err != nil {
+		return nil, nil, "", err
+	}
+	db, err := session.Open(ctx, x.Dir.Path("context.db"))
+	return db, blobs, dir, err
+}
+
+// HasSessions reports whether there may be sessions: without any, Open would create their database.
+func (x *Repo) HasSessions() bool {
+	if x.Database != "" {
+		return true
+	}
+	_, err := os.Stat(x.Dir.Path("context.db"))
+	return err == nil || !errors.Is(err, fs.ErrNotExist)
+}
+
+// NotShared returns an error of kind Unavailable if other machines use the sessions too: what is an
+// operation that looks at this machine's turns only, and would delete data that others are about to
+// need.
+func (cs *ContextStore) NotShared(what string) error {
+	if cs.DB == nil || !cs.DB.Shared() {
+		return nil
+	}
+	return turnstone.Errorf("executor.shared", turnstone.KindUnavailable, what,
+		"does not work with a database that other machines use too: it would delete what they are "+
+			"about to store").
+		WithHint("nothing is deleted from the bucket while TURN_DATABASE is in use")
+}
+
 // openWithoutSessions opens the available parts when the sessions cannot be read. The database of
 // the result is nil.
 func (x *Repo) openWithoutSessions(ctx context.Context) (*ContextStore, error) {
+	if x.Database != "" {
+		db, blobs, dir, err := x.openParts(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return x.openStore(ctx, db, blobs, dir)
+	}
 	blobs, dir, err := x.blobs(ctx)
 	if err != nil {
 		return nil, err

@@ -15,10 +15,12 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/pg"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/blob"
 	"turnstone.dev/turnstone/internal/store/blob/local"
 	"turnstone.dev/turnstone/internal/store/blob/s3"
+	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // Open returns the location of the packs of the state directory dir, and the folder with the
@@ -34,6 +36,62 @@ func Open(ctx context.Context, dir *statedir.Dir, where string,
 		}
 		return s, dir.Path("store"), nil
 	}
+	id, err := storeID(dir)
+	if err != nil {
+		return nil, "", err
+	}
+	return bucket(ctx, dir, where, id)
+}
+
+// OpenShared returns the sessions in the PostgreSQL database at url, the location of their packs, which
+// is the bucket where, and the folder with this machine's data about it. The bucket belongs to the
+// database, and the database to the bucket: others are errors of kind Unavailable.
+func OpenShared(ctx context.Context, dir *statedir.Dir, where, url string) (db *session.DB,
+	at blob.Store, folder string, err error) {
+	if where == "" {
+		return nil, nil, "", turnstone.Errorf("executor.shared", turnstone.KindInvalid, "TURN_DATABASE",
+			"needs a bucket for the objects of its turns, which all its machines reach").
+			WithHint("set TURN_STORE=s3://BUCKET/PREFIX")
+	}
+	if db, err = Sessions(ctx, dir, url); err != nil {
+		return nil, nil, "", err
+	}
+	id, err := db.Identity(ctx)
+	if err == nil {
+		at, folder, err = bucket(ctx, dir, where, id)
+	}
+	if err == nil {
+		err = db.Claim(ctx, where)
+	}
+	if err != nil {
+		return nil, nil, "", errors.Join(err, db.Close())
+	}
+	return db, at, folder, nil
+}
+
+// mainSchema is the schema of the sessions of a host's user.
+const mainSchema = "turn"
+
+// OfTenant returns the URL of the schema with a tenant's sessions; empty if url is.
+func OfTenant(url, tenant string) string {
+	if url == "" {
+		return ""
+	}
+	return pg.In(url, "tenant_", tenant)
+}
+
+// Sessions opens the sessions of dir, in the database at url, or in dir if url is empty.
+func Sessions(ctx context.Context, dir *statedir.Dir, url string) (*session.DB, error) {
+	if url == "" {
+		return session.Open(ctx, dir.Path("context.db"))
+	}
+	url, schema := pg.Schema(url, mainSchema)
+	return session.OpenShared(ctx, url, schema)
+}
+
+// bucket opens a bucket that belongs to the owner called id.
+func bucket(ctx context.Context, dir *statedir.Dir, where, id string) (at blob.Store, folder string,
+	err error) {
 	o, err := s3.ParseURL(where)
 	if err != nil {
 		return nil, "", err
@@ -48,22 +106,18 @@ func Open(ctx context.Context, dir *statedir.Dir, where string,
 	if err != nil {
 		return nil, "", err
 	}
-	return s, folder, claim(ctx, dir, s, where, filepath.Join(folder, "claimed"))
+	return s, folder, claim(ctx, id, s, where, filepath.Join(folder, "claimed"))
 }
 
 // claims begins the names of the blobs that name the owner of a place.
 const claims = "homes/"
 
-// claim makes dir the owner of a place that others can reach: the gc of dir does not know the turns
-// of other directories, and would delete their data. The blob homes/<id> names the owner. noted is
+// claim makes id, of a state directory or of a database, the owner of a place that others can reach: the gc of one does not know the turns
+// of others, and would delete their data. The blob homes/<id> names the owner. noted is
 // a file that records an earlier claim. A place of another owner is an error of kind Unavailable.
 // Of two owners that claim concurrently both may be rejected, and at most one is accepted, because
 // each checks again after it has written its own claim.
-func claim(ctx context.Context, dir *statedir.Dir, at blob.Store, where, noted string) error {
-	id, err := storeID(dir)
-	if err != nil {
-		return err
-	}
+func claim(ctx context.Context, id string, at blob.Store, where, noted string) error {
 	if b, err := os.ReadFile(noted); err == nil && string(bytes.TrimSpace(b)) == id {
 		return nil
 	}
@@ -96,9 +150,9 @@ func claim(ctx context.Context, dir *statedir.Dir, at blob.Store, where, noted s
 	}
 	if other != "" {
 		return turnstone.Errorf("executor.claim", turnstone.KindUnavailable, where,
-			"is the store of another state directory, whose gc would delete this one's data").
-			WithHint(fmt.Sprintf("give each TURN_HOME its own prefix, or, "+
-				"if the other state directory no longer exists, delete %s%s there", claims, other))
+			"is the store of another state directory or database, whose gc would delete this one's data").
+			WithHint(fmt.Sprintf("give each TURN_HOME its own prefix, set TURN_DATABASE to share one, "+
+				"or, if the other state directory no longer exists, delete %s%s there", claims, other))
 	}
 	return filestamp.WriteFile(noted, []byte(id+"\n"), 0o600)
 }

@@ -126,11 +126,32 @@ func (db *DB) Identity(ctx context.Context) (id string, err error) {
 		err := tx.QueryRowContext(ctx, "SELECT id FROM identity").Scan(&id)
 		if errors.Is(err, sql.ErrNoRows) {
 			id = "database-" + strings.ToLower(rand.Text())
-			_, err = tx.ExecContext(ctx, "INSERT INTO identity (id) VALUES (?)", id)
+			_, err = tx.ExecContext(ctx, "INSERT INTO identity (id, store) VALUES (?, '')", id)
 		}
 		return tx.fault("identity", db.name, err)
 	})
 	return id, err
+}
+
+// Claim notes that the objects of the turns are in the place where. Another place than that of an
+// earlier call is an error of kind Unavailable. Identity was called before.
+func (db *DB) Claim(ctx context.Context, where string) error {
+	return db.write(ctx, func(tx *txn) error {
+		var store string
+		if err := tx.QueryRowContext(ctx, "SELECT store FROM identity").Scan(&store); err != nil {
+			return tx.fault("claim", db.name, err)
+		}
+		switch store {
+		case where:
+			return nil
+		case "":
+			_, err := tx.ExecContext(ctx, "UPDATE identity SET store = ?", where)
+			return tx.fault("claim", db.name, err)
+		}
+		return turnstone.Errorf("session.claim", turnstone.KindUnavailable, db.name,
+			"has turns whose objects are in %s, and not in %s", store, where).
+			WithHint("set TURN_STORE=" + store)
+	})
 }
 
 // Shared reports whether other machines use the database too.

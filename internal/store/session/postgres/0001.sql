@@ -1,5 +1,6 @@
 CREATE TABLE identity (                   -- one row
-  id TEXT NOT NULL                        -- of the database, for places that belong to it
+  id    TEXT NOT NULL,                    -- of the database, for places that belong to it
+  store TEXT NOT NULL                     -- where the objects of its turns are; '': not known yet
 );
 
 CREATE TABLE sessions (
