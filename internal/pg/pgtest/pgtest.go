@@ -46,7 +46,7 @@ var shared struct {
 func Main(m *testing.M) int {
 	code := m.Run()
 	if shared.server != nil {
-		shared.server.remove()
+		shared.server.Remove()
 	}
 	return code
 }
@@ -71,13 +71,18 @@ func New(t testing.TB, settings ...string) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(s.remove)
+	t.Cleanup(s.Remove)
 	return s
 }
 
-// installed returns the folder with the server's programs.
-func installed(t testing.TB) string {
-	t.Helper()
+// Begin is New for what is no test, such as a script's command. Remove ends the server.
+func Begin(settings ...string) (*Server, error) { return start(programs(), settings...) }
+
+// Installed reports whether PostgreSQL is installed.
+func Installed() bool { return programs() != "" }
+
+// programs returns the folder with the server's programs; empty: it is not installed.
+func programs() string {
 	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/postgres")
 	if p, err := exec.LookPath("postgres"); err == nil && len(found) == 0 {
 		if p, err = filepath.EvalSymlinks(p); err == nil {
@@ -85,13 +90,22 @@ func installed(t testing.TB) string {
 		}
 	}
 	if len(found) == 0 {
+		return ""
+	}
+	return filepath.Dir(found[len(found)-1])
+}
+
+func installed(t testing.TB) string {
+	t.Helper()
+	bin := programs()
+	if bin == "" {
 		const why = "PostgreSQL is not installed: scripts/setup tests installs it"
 		if os.Getenv("CI") != "" {
 			t.Fatal(why)
 		}
 		t.Skip(why)
 	}
-	return filepath.Dir(found[len(found)-1])
+	return bin
 }
 
 func start(bin string, settings ...string) (*Server, error) {
@@ -115,7 +129,7 @@ func start(bin string, settings ...string) (*Server, error) {
 		err = s.Start()
 	}
 	if err != nil {
-		s.remove()
+		s.Remove()
 		return nil, err
 	}
 	return s, nil
@@ -246,7 +260,8 @@ func (s *Server) signal(sig syscall.Signal) error {
 	return err
 }
 
-func (s *Server) remove() {
+// Remove ends the server and removes its files.
+func (s *Server) Remove() {
 	_ = s.Crash()
 	_ = os.RemoveAll(s.dir)
 	if s.alive != nil {
