@@ -287,10 +287,15 @@ func (r *Rows) extend(l *row, began time.Time) {
 	l.timer = time.AfterFunc(left, func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if !r.clock().Before(l.until) {
-			l.lose(away(l.name, r.life))
-		}
+		r.expire(l)
 	})
+}
+
+// expire ends the work of a lease that was not renewed; r.mu is held.
+func (r *Rows) expire(l *row) {
+	if !r.clock().Before(l.until) {
+		l.lose(away(l.name, r.life))
+	}
 }
 
 func taken(name string) error {
