@@ -56,7 +56,10 @@ func OpenShared(ctx context.Context, dir *statedir.Dir, where, url string) (db *
 	if db, err = Sessions(ctx, dir, url); err != nil {
 		return nil, nil, "", err
 	}
-	id, err := db.Identity(ctx)
+	id, known, err := db.Identity(ctx)
+	if err == nil && known != "" && known != where { // or this call would claim a bucket
+		err = session.WrongStore(db, known, where)
+	}
 	if err == nil {
 		at, folder, err = bucket(ctx, dir, where, id)
 	}
@@ -148,11 +151,16 @@ func claim(ctx context.Context, id string, at blob.Store, where, noted string) e
 			}
 		}
 	}
+	if strings.HasPrefix(other, session.DatabasePrefix) {
+		return turnstone.Errorf("executor.claim", turnstone.KindUnavailable, where,
+			"belongs to the database of several machines").
+			WithHint("set TURN_DATABASE to that database, or give this TURN_HOME its own prefix")
+	}
 	if other != "" {
 		return turnstone.Errorf("executor.claim", turnstone.KindUnavailable, where,
 			"is the store of another state directory or database, whose gc would delete this one's data").
-			WithHint(fmt.Sprintf("give each TURN_HOME its own prefix, set TURN_DATABASE to share one, "+
-				"or, if the other state directory no longer exists, delete %s%s there", claims, other))
+			WithHint(fmt.Sprintf("give each TURN_HOME its own prefix, or, "+
+				"if the other state directory no longer exists, delete %s%s there", claims, other))
 	}
 	return filestamp.WriteFile(noted, []byte(id+"\n"), 0o600)
 }

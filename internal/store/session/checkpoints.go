@@ -42,8 +42,7 @@ func (db *DB) SetCheckpoint(ctx context.Context, c Checkpoint) error {
 			return err
 		}
 		if t.Status != turnstone.TurnRunning {
-			return turnstone.Errorf("session.checkpoint", turnstone.KindInvalid, string(c.Turn),
-				"is not running")
+			return db.ended(ctx, tx, "session.checkpoint", c.Turn)
 		}
 		if err := db.permitted(ctx, tx, t.ID); err != nil {
 			return err

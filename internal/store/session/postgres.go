@@ -116,21 +116,25 @@ func (d *postgres) scrub(ctx context.Context, q *pool) error {
 	return d.fault("scrub", d.schema, err)
 }
 
-// Identity returns the name of the database in places that belong to it, such as a bucket; empty: it
-// is on this machine alone. The first call makes it.
-func (db *DB) Identity(ctx context.Context) (id string, err error) {
+// DatabasePrefix begins the names of databases: see Identity.
+const DatabasePrefix = "database-"
+
+// Identity returns the name of the database in places that belong to it, such as a bucket, and the place
+// of the objects of its turns; both are empty if the sessions are on this machine alone. The first call
+// makes the name. store is empty until Claim.
+func (db *DB) Identity(ctx context.Context) (id, store string, err error) {
 	if db.rows == nil {
-		return "", nil
+		return "", "", nil
 	}
 	err = db.write(ctx, func(tx *txn) error {
-		err := tx.QueryRowContext(ctx, "SELECT id FROM identity").Scan(&id)
+		err := tx.QueryRowContext(ctx, "SELECT id, store FROM identity").Scan(&id, &store)
 		if errors.Is(err, sql.ErrNoRows) {
-			id = "database-" + strings.ToLower(rand.Text())
-			_, err = tx.ExecContext(ctx, "INSERT INTO identity (id, store) VALUES (?, '')", id)
+			id, store = DatabasePrefix+strings.ToLower(rand.Text()), ""
+			_, err = tx.ExecContext(ctx, "INSERT INTO identity (id, store) VALUES (?, ?)", id, store)
 		}
 		return tx.fault("identity", db.name, err)
 	})
-	return id, err
+	return id, store, err
 }
 
 // Claim notes that the objects of the turns are in the place where. Another place than that of an
@@ -148,10 +152,15 @@ func (db *DB) Claim(ctx context.Context, where string) error {
 			_, err := tx.ExecContext(ctx, "UPDATE identity SET store = ?", where)
 			return tx.fault("claim", db.name, err)
 		}
-		return turnstone.Errorf("session.claim", turnstone.KindUnavailable, db.name,
-			"has turns whose objects are in %s, and not in %s", store, where).
-			WithHint("set TURN_STORE=" + store)
+		return WrongStore(db, store, where)
 	})
+}
+
+// WrongStore returns the error for a place that does not have the objects of the database's turns.
+func WrongStore(db *DB, store, where string) error {
+	return turnstone.Errorf("session.claim", turnstone.KindUnavailable, db.name,
+		"has turns whose objects are in %s, and not in %s", store, where).
+		WithHint("set TURN_STORE=" + store)
 }
 
 // Shared reports whether other machines use the database too.

@@ -224,7 +224,7 @@ func (db *DB) finish(ctx context.Context, f Finish, again *string) (onBranch str
 			return err
 		}
 		if t.Status != turnstone.TurnRunning {
-			return db.ended(ctx, tx, f.Turn)
+			return db.ended(ctx, tx, "session.finish", f.Turn)
 		}
 		if err := db.permitted(ctx, tx, t.ID); err != nil {
 			return err
@@ -268,13 +268,13 @@ func (db *DB) finish(ctx context.Context, f Finish, again *string) (onBranch str
 
 // ended returns the error for the end of a turn that does not run: it has ended before, or another
 // machine has found it interrupted.
-func (db *DB) ended(ctx context.Context, tx *txn, id turnstone.TurnID) error {
+func (db *DB) ended(ctx context.Context, tx *txn, op turnstone.Op, id turnstone.TurnID) error {
 	if db.heldLease(id) != nil {
 		if err := db.permitted(ctx, tx, id); err != nil {
 			return err
 		}
 	}
-	return turnstone.Errorf("session.finish", turnstone.KindInvalid, string(id), "is not running")
+	return turnstone.Errorf(op, turnstone.KindInvalid, string(id), "is not running")
 }
 
 // SetEnvelope replaces the envelope of a turn's statement, to which somebody has added a signature:
@@ -368,8 +368,7 @@ func (db *DB) abandon(ctx context.Context, id turnstone.TurnID, named bool) erro
 			return err
 		}
 		if t.Status != turnstone.TurnRunning {
-			return turnstone.Errorf("session.abandon", turnstone.KindInvalid, string(id),
-				"is not running")
+			return db.ended(ctx, tx, "session.abandon", id)
 		}
 		if err := db.permitted(ctx, tx, id); err != nil {
 			return err
