@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
 	"sync"
 
 	"turnstone.dev/turnstone"
@@ -107,7 +105,7 @@ func (x *Repo) Open(ctx context.Context) (*ContextStore, error) {
 }
 
 func (x *Repo) openContext(ctx context.Context) (*ContextStore, error) {
-	db, blobs, dir, err := x.openParts(ctx)
+	db, blobs, dir, err := location.OpenAll(ctx, x.Dir, x.place, x.Database, x.Fault)
 	if err != nil {
 		return nil, err
 	}
@@ -118,56 +116,13 @@ func (x *Repo) openContext(ctx context.Context) (*ContextStore, error) {
 	return x.openStore(ctx, db, blobs, dir)
 }
 
-// openParts opens the sessions, and the location of the packs, with the folder of the store's local
-// data.
-func (x *Repo) openParts(ctx context.Context) (*session.DB, blob.Store, string, error) {
-	if x.Database != "" { // the packs belong to it
-		return location.OpenShared(ctx, x.Dir, x.place, x.Database)
-	}
-	blobs, dir, err := x.blobs(ctx)
-	if err != nil {
-		return nil, nil, "", err
-	}
-	if err := x.notLost(ctx, blobs); err != nil {
-		return nil, nil, "", err
-	}
-	db, err := session.Open(ctx, x.Dir.Path("context.db"))
-	return db, blobs, dir, err
-}
-
 // HasSessions reports whether there may be sessions: without any, Open would create their database.
-func (x *Repo) HasSessions() bool {
-	if x.Database != "" {
-		return true
-	}
-	_, err := os.Stat(x.Dir.Path("context.db"))
-	return err == nil || !errors.Is(err, fs.ErrNotExist)
-}
-
-// NotShared returns an error of kind Unavailable if other machines use the sessions too: what is an
-// operation that looks at this machine's turns only, and would delete data that others are about to
-// need.
-func (cs *ContextStore) NotShared(what string) error {
-	if cs.DB == nil || !cs.DB.Shared() {
-		return nil
-	}
-	return turnstone.Errorf("executor.shared", turnstone.KindUnavailable, what,
-		"does not work with a database that other machines use too: it would delete what they are "+
-			"about to store").
-		WithHint("nothing is deleted from the bucket while TURN_DATABASE is in use")
-}
+func (x *Repo) HasSessions() bool { return location.HasSessions(x.Dir, x.Database) }
 
 // openWithoutSessions opens the available parts when the sessions cannot be read. The database of
 // the result is nil.
 func (x *Repo) openWithoutSessions(ctx context.Context) (*ContextStore, error) {
-	if x.Database != "" {
-		db, blobs, dir, err := x.openParts(ctx)
-		if err != nil {
-			return nil, err
-		}
-		return x.openStore(ctx, db, blobs, dir)
-	}
-	blobs, dir, err := x.blobs(ctx)
+	blobs, dir, err := location.Open(ctx, x.Dir, x.place, x.Fault)
 	if err != nil {
 		return nil, err
 	}
@@ -187,26 +142,6 @@ func (x *Repo) openStore(ctx context.Context, db *session.DB, blobs blob.Store,
 	return cs, nil
 }
 
-// notLost reports that the sessions are lost although the data of their turns exists: with an empty
-// database, gc would delete all of it.
-func (x *Repo) notLost(ctx context.Context, blobs blob.Store) error {
-	path := x.Dir.Path("context.db")
-	if fi, err := os.Stat(path); err == nil && fi.Size() > 0 || err != nil &&
-		!errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	for pack, err := range blobs.List(ctx, "packs/") {
-		if err != nil {
-			return err
-		}
-		return turnstone.Errorf("executor.context", turnstone.KindIntegrity, path,
-			"is lost, with the sessions; the data of their turns is still in the store (%s)", pack.Name).
-			WithHint("restore a copy of the file, or move the store's packs away to start " +
-				"with an empty store; receipts are in turns/ beside it")
-	}
-	return nil
-}
-
 func (cs *ContextStore) close() error {
 	var errs []error
 	if cs.Store != nil {
@@ -220,11 +155,6 @@ func (cs *ContextStore) close() error {
 		errs = append(errs, cs.DB.Close())
 	}
 	return errors.Join(errs...)
-}
-
-// blobs returns the packs' location, and the folder with the store's local data.
-func (x *Repo) blobs(ctx context.Context) (at blob.Store, dir string, err error) {
-	return location.Open(ctx, x.Dir, x.place, x.Fault)
 }
 
 // Close closes x, with the context store if it was opened. Running turns of x then count as

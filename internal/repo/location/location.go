@@ -15,7 +15,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
-	"turnstone.dev/turnstone/internal/pg"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/blob"
 	"turnstone.dev/turnstone/internal/store/blob/local"
@@ -41,55 +40,6 @@ func Open(ctx context.Context, dir *statedir.Dir, where string,
 		return nil, "", err
 	}
 	return bucket(ctx, dir, where, id)
-}
-
-// OpenShared returns the sessions in the PostgreSQL database at url, the location of their packs, which
-// is the bucket where, and the folder with this machine's data about it. The bucket belongs to the
-// database, and the database to the bucket: others are errors of kind Unavailable.
-func OpenShared(ctx context.Context, dir *statedir.Dir, where, url string) (db *session.DB,
-	at blob.Store, folder string, err error) {
-	if where == "" {
-		return nil, nil, "", turnstone.Errorf("executor.shared", turnstone.KindInvalid, "TURN_DATABASE",
-			"needs a bucket for the objects of its turns, which all its machines reach").
-			WithHint("set TURN_STORE=s3://BUCKET/PREFIX")
-	}
-	if db, err = Sessions(ctx, dir, url); err != nil {
-		return nil, nil, "", err
-	}
-	id, known, err := db.Identity(ctx)
-	if err == nil && known != "" && known != where { // or this call would claim a bucket
-		err = session.WrongStore(db, known, where)
-	}
-	if err == nil {
-		at, folder, err = bucket(ctx, dir, where, id)
-	}
-	if err == nil {
-		err = db.Claim(ctx, where)
-	}
-	if err != nil {
-		return nil, nil, "", errors.Join(err, db.Close())
-	}
-	return db, at, folder, nil
-}
-
-// mainSchema is the schema of the sessions of a host's user.
-const mainSchema = "turn"
-
-// OfTenant returns the URL of the schema with a tenant's sessions; empty if url is.
-func OfTenant(url, tenant string) string {
-	if url == "" {
-		return ""
-	}
-	return pg.In(url, "tenant_", tenant)
-}
-
-// Sessions opens the sessions of dir, in the database at url, or in dir if url is empty.
-func Sessions(ctx context.Context, dir *statedir.Dir, url string) (*session.DB, error) {
-	if url == "" {
-		return session.Open(ctx, dir.Path("context.db"))
-	}
-	url, schema := pg.Schema(url, mainSchema)
-	return session.OpenShared(ctx, url, schema)
 }
 
 // bucket opens a bucket that belongs to the owner called id.

@@ -165,3 +165,16 @@ func WrongStore(db *DB, store, where string) error {
 
 // Shared reports whether other machines use the database too.
 func (db *DB) Shared() bool { return db.rows != nil }
+
+// NotShared returns an error of kind Unavailable if other machines use the database too: what is an
+// operation that looks at this machine's turns only, and would delete data that others are about to
+// need.
+func (db *DB) NotShared(what string) error {
+	if !db.Shared() {
+		return nil
+	}
+	return turnstone.Errorf("session.shared", turnstone.KindUnavailable, what,
+		"does not work with a database that other machines use too: it would delete what they are "+
+			"about to store").
+		WithHint("nothing is deleted from the bucket while TURN_DATABASE is in use")
+}

@@ -293,13 +293,8 @@ func testKilledAnywhere(t *testing.T, place placer) {
 }
 
 // FuzzResolve: any reference results in a turn or an error of kind Invalid or NotFound.
-func FuzzResolve(f *testing.F) { fuzzResolve(f, f.TempDir()) }
-
-// FuzzResolveShared: text that PostgreSQL does not store, such as zero bytes, is an invalid reference.
-func FuzzResolveShared(f *testing.F) { fuzzResolve(f, shared(f)) }
-
-func fuzzResolve(f *testing.F, place string) {
-	db := open(f, place)
+func FuzzResolve(f *testing.F) {
+	db := open(f, f.TempDir())
 	s := must[turnstone.Session](f)(db.Create(f.Context(), "s"))
 	grow(f, db, s, Main)
 	for _, ref := range []string{"s", "s@1", "s@main~1", "t_0", "s~", "@", "s@@", "s'--", "s_%", "s\x00", "s@\xff"} {
@@ -320,4 +315,24 @@ func fuzzResolve(f *testing.F, place string) {
 			}
 		}
 	})
+}
+
+// TestText: text that a database does not store, such as zero bytes, names nothing.
+func TestText(t *testing.T) { both(t, testText) }
+
+func testText(t *testing.T, place placer) {
+	db := open(t, place(t))
+	must[turnstone.Session](t)(db.Create(t.Context(), "s"))
+	for _, ref := range []string{"s\x00", "\x00", "s@\xff", "\xff", "t_\x00aaaaaaaa", "s_\xffaaaaaaaa",
+		"s@a\x00", "\u2028", "s@%", "_", "s'--"} {
+		for _, resolve := range []func() (turnstone.Turn, error){
+			func() (turnstone.Turn, error) { return db.Resolve(t.Context(), ref) },
+			func() (turnstone.Turn, error) { return db.ResolveIn(t.Context(), "s", ref) },
+		} {
+			_, err := resolve()
+			if k := turnstone.KindOf(err); k != turnstone.KindInvalid && k != turnstone.KindNotFound {
+				t.Errorf("%q: %v", ref, err)
+			}
+		}
+	}
 }

@@ -20,7 +20,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/proof/key"
-	"turnstone.dev/turnstone/internal/repo/location"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/node"
 	"turnstone.dev/turnstone/internal/server/node/owners"
@@ -230,7 +229,7 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 	o := s.o.Executor
 	o.Dir, o.Within = st.Dir.Root, s.root.Root
 	if st.shared != nil {
-		o.Store, o.Database = storeOf(o.Store, tenant), location.OfTenant(o.Database, tenant)
+		o.Store, o.Database = storeOf(o.Store, tenant), owners.Database(o.Database, tenant)
 	}
 	x, err := executor.Open(ctx, o)
 	if err != nil {
