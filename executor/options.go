@@ -14,6 +14,10 @@ type Options struct {
 	// Store is the location of the objects of turns: empty for Dir, or s3://BUCKET/PREFIX. The
 	// credentials of a bucket come from the variables AWS_* of the environment.
 	Store string
+	// Database is the location of sessions: empty for Dir, or a PostgreSQL database that several machines
+	// use, as postgres://USER@HOST:PORT/NAME, without a password: PGPASSFILE names the file that has it.
+	// It needs a Store in a bucket.
+	Database string
 
 	// Paths of programs. Default: runsc beside the running program, then in PATH; QEMU's
 	// qemu-system-x86_64 in PATH and in the system's directories; firecracker in PATH; jailer,

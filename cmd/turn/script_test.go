@@ -20,6 +20,7 @@ import (
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/driver"
 	"turnstone.dev/turnstone/internal/keyring/vaulttest"
+	"turnstone.dev/turnstone/internal/pg/pgtest"
 	homepkg "turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/blob/s3/s3test"
 	"turnstone.dev/turnstone/internal/turntest"
@@ -74,6 +75,7 @@ func TestMachineScript(t *testing.T) {
 			env.Values[runningKey{}] = newRunning()
 			env.Values[vaultKey{}] = new(*vaulttest.Server)
 			env.Values[bucketKey{}] = new(*s3test.Started)
+			env.Values[databaseKey{}] = new(*pgtest.Server)
 			examples, err := filepath.Abs("../../examples")
 			if err != nil {
 				return err
@@ -119,6 +121,8 @@ func holds(shared, name string) (bool, error) {
 		c := &driver.Chooser{Home: &homepkg.Dir{Root: shared}}
 		_, err := c.Choose(context.Background(), driver.GVisor, driver.Needs{})
 		return err == nil, nil
+	case "postgres": // its package's tests fail in CI without it
+		return pgtest.Installed(), nil
 	case "go":
 		_, err := exec.LookPath("go")
 		return err == nil, nil
@@ -152,6 +156,7 @@ var commands = map[string]func(ts *testscript.TestScript, neg bool, args []strin
 	"domains":  domains,
 	"vault":    vault,
 	"bucket":   bucket,
+	"database": database,
 	"host":     host,
 	"tlsport":  tlsPort,
 	"server":   server,

@@ -70,7 +70,7 @@ func FindTurn(ctx context.Context) (string, error) {
 // holder.
 func (o Options) Environ() []string {
 	return []string{
-		"TURN_STORE=" + o.Store,
+		"TURN_STORE=" + o.Store, "TURN_DATABASE=" + o.Database,
 		"TURN_RUNSC=" + o.Runsc, "TURN_QEMU=" + o.QEMU,
 		"TURN_FIRECRACKER=" + o.Firecracker, "TURN_JAILER=" + o.Jailer,
 		"TURN_AGENT=" + o.AgentFile,

@@ -48,7 +48,7 @@ func New(dir *statedir.Dir, o Options, layers func(*Host) template.LayerBuilder)
 		h.Templates = h.Templates.WithLayers(layers(h))
 	}
 	h.Repo = repo.New(dir, o.Store, h.Templates)
-	h.Repo.Passphrase = o.Passphrase
+	h.Repo.Database, h.Repo.Passphrase = o.Database, o.Passphrase
 	return h
 }
 

@@ -11,7 +11,7 @@ import (
 
 // Options are executor.Options, which documents the fields.
 type Options struct {
-	Dir, Within, Store                                        string
+	Dir, Within, Store, Database                              string
 	Runsc, QEMU, Firecracker, Jailer                          string
 	AgentFile                                                 string
 	Kernel, KernelModules                                     string

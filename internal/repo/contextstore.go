@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
 	"sync"
 
 	"turnstone.dev/turnstone"
@@ -58,6 +56,9 @@ type Repo struct {
 	// Keys has the keys of sealed sessions; nil: they are locked, and new sessions are not sealed.
 	// Open uses it.
 	Keys Keys
+	// Database is the URL of the PostgreSQL database that has the sessions; empty: they are in Dir. Its
+	// turns are in a bucket, which belongs to the database. Open uses it.
+	Database string
 	// Heads signs the log of heads; nil: it is not written. Open uses it.
 	Heads session.HeadSigner
 
@@ -104,14 +105,7 @@ func (x *Repo) Open(ctx context.Context) (*ContextStore, error) {
 }
 
 func (x *Repo) openContext(ctx context.Context) (*ContextStore, error) {
-	blobs, dir, err := x.blobs(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := x.notLost(ctx, blobs); err != nil {
-		return nil, err
-	}
-	db, err := session.Open(ctx, x.Dir.Path("context.db"))
+	db, blobs, dir, err := location.OpenAll(ctx, x.Dir, x.place, x.Database, x.Fault)
 	if err != nil {
 		return nil, err
 	}
@@ -122,10 +116,13 @@ func (x *Repo) openContext(ctx context.Context) (*ContextStore, error) {
 	return x.openStore(ctx, db, blobs, dir)
 }
 
+// HasSessions reports whether there may be sessions: without any, Open would create their database.
+func (x *Repo) HasSessions() bool { return location.HasSessions(x.Dir, x.Database) }
+
 // openWithoutSessions opens the available parts when the sessions cannot be read. The database of
 // the result is nil.
 func (x *Repo) openWithoutSessions(ctx context.Context) (*ContextStore, error) {
-	blobs, dir, err := x.blobs(ctx)
+	blobs, dir, err := location.Open(ctx, x.Dir, x.place, x.Fault)
 	if err != nil {
 		return nil, err
 	}
@@ -145,26 +142,6 @@ func (x *Repo) openStore(ctx context.Context, db *session.DB, blobs blob.Store,
 	return cs, nil
 }
 
-// notLost reports that the sessions are lost although the data of their turns exists: with an empty
-// database, gc would delete all of it.
-func (x *Repo) notLost(ctx context.Context, blobs blob.Store) error {
-	path := x.Dir.Path("context.db")
-	if fi, err := os.Stat(path); err == nil && fi.Size() > 0 || err != nil &&
-		!errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	for pack, err := range blobs.List(ctx, "packs/") {
-		if err != nil {
-			return err
-		}
-		return turnstone.Errorf("executor.context", turnstone.KindIntegrity, path,
-			"is lost, with the sessions; the data of their turns is still in the store (%s)", pack.Name).
-			WithHint("restore a copy of the file, or move the store's packs away to start " +
-				"with an empty store; receipts are in turns/ beside it")
-	}
-	return nil
-}
-
 func (cs *ContextStore) close() error {
 	var errs []error
 	if cs.Store != nil {
@@ -178,11 +155,6 @@ func (cs *ContextStore) close() error {
 		errs = append(errs, cs.DB.Close())
 	}
 	return errors.Join(errs...)
-}
-
-// blobs returns the packs' location, and the folder with the store's local data.
-func (x *Repo) blobs(ctx context.Context) (at blob.Store, dir string, err error) {
-	return location.Open(ctx, x.Dir, x.place, x.Fault)
 }
 
 // Close closes x, with the context store if it was opened. Running turns of x then count as

@@ -22,7 +22,7 @@ func (x *Repo) Ended(ctx context.Context, id turnstone.TurnID) (rep *turnstone.T
 	}
 	if _, _, err = x.Resolve(ctx, string(id)); err == nil ||
 		turnstone.KindOf(err) == turnstone.KindNotFound {
-		err = errors.Join(err, cs.DB.Forsake(id))
+		err = errors.Join(err, cs.DB.Forsake(ctx, id))
 	}
 	if err != nil {
 		return nil, false, err

@@ -25,6 +25,9 @@ func (x *Repo) GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.GCRe
 	if err != nil {
 		return nil, err
 	}
+	if err := cs.DB.NotShared("garbage collection"); err != nil {
+		return nil, err
+	}
 	if req.Now.IsZero() {
 		req.Now = time.Now()
 	}

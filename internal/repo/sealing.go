@@ -22,6 +22,13 @@ import (
 // an error of kind Unavailable; the report has what was sealed before it.
 func (x *Repo) Seal(ctx context.Context, sessions []string) (*turnstone.SealReport, error) {
 	rep := &turnstone.SealReport{Sealed: []turnstone.SealedSession{}}
+	cs, err := x.Open(ctx)
+	if err == nil {
+		err = cs.DB.NotShared("sealing a session that is in the store in the clear")
+	}
+	if err != nil {
+		return rep, err
+	}
 	var failed error
 	for _, name := range sessions {
 		one, err := x.sealOne(ctx, name)
@@ -33,7 +40,6 @@ func (x *Repo) Seal(ctx context.Context, sessions []string) (*turnstone.SealRepo
 	if len(rep.Sealed) == 0 {
 		return rep, failed
 	}
-	var err error
 	rep.Freed, err = x.scrub(ctx)
 	return rep, errors.Join(failed, err)
 }

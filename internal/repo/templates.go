@@ -2,7 +2,6 @@ package repo
 
 import (
 	"context"
-	"os"
 
 	"turnstone.dev/turnstone"
 )
@@ -56,7 +55,7 @@ func (cs *ContextStore) RootTree(ctx context.Context, tmpl *turnstone.Template) 
 // IndexTemplate lets the store find the files of a template that was just built: an imported
 // session may need them.
 func (x *Repo) IndexTemplate(ctx context.Context, t *turnstone.Template) error {
-	if _, err := os.Stat(x.Dir.Path("context.db")); err != nil {
+	if !x.HasSessions() {
 		return nil // there is no session yet
 	}
 	cs, err := x.Open(ctx)

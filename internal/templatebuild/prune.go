@@ -2,10 +2,7 @@ package templatebuild
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"strings"
 	"time"
 
@@ -30,9 +27,8 @@ func Prune(ctx context.Context, x *repo.Repo, ts *template.Store,
 	rep := &turnstone.TemplatePruned{DryRun: req.DryRun, Builds: []turnstone.KeptBuild{},
 		Stays: []turnstone.TemplateStays{}}
 	locked := func() error { return prune(ctx, x, ts, req, rep) }
-	if _, err := os.Stat(x.Dir.Path("context.db")); errors.Is(err, fs.ErrNotExist) {
-		err = locked()
-		return rep, err
+	if !x.HasSessions() {
+		return rep, locked()
 	}
 	cs, err := x.Open(ctx)
 	if err != nil {
@@ -114,7 +110,7 @@ func stays(ctx context.Context, x *repo.Repo, k turnstone.KeptBuild, uses map[tu
 	if k.Layer != nil {
 		return "", nil // its files are in the store, which keeps all that turns need
 	}
-	if _, err := os.Stat(x.Dir.Path("context.db")); errors.Is(err, fs.ErrNotExist) {
+	if !x.HasSessions() {
 		return "", nil
 	}
 	cs, err := x.Open(ctx)

@@ -2,11 +2,8 @@ package templatebuild
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 
@@ -39,7 +36,7 @@ func Remove(ctx context.Context, x *repo.Repo, ts *template.Store,
 			WithHint("remove them first; --force removes it all the same, " +
 				"and they are built anew when they are needed")
 	}
-	if _, err := os.Stat(x.Dir.Path("context.db")); req.Force || errors.Is(err, fs.ErrNotExist) {
+	if req.Force || !x.HasSessions() {
 		return nil, remove()
 	}
 	cs, err := x.Open(ctx)

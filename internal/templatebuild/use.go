@@ -2,10 +2,7 @@ package templatebuild
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"maps"
-	"os"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
@@ -42,7 +39,7 @@ func findUse(ctx context.Context, x *repo.Repo, ts *template.Store,
 	if err != nil {
 		return nil, err
 	}
-	if _, err := os.Stat(x.Dir.Path("context.db")); errors.Is(err, fs.ErrNotExist) {
+	if !x.HasSessions() {
 		return use, nil // no turn was ever run
 	}
 	cs, err := x.Open(ctx)

@@ -298,7 +298,12 @@ type run struct {
 
 // run runs the whole turn and returns its report. The reason for an early end is in r.info.
 func (r *run) run(ctx context.Context) *turnstone.TurnReport {
-	left, err := r.execute(ctx)
+	running, release := r.at.Running(ctx)
+	left, err := r.execute(running)
+	if lost := context.Cause(running); lost != nil && ctx.Err() == nil && err != nil {
+		err = lost // another machine may run the turn again
+	}
+	release()
 	r.info.Duration = time.Since(r.info.Started)
 	if err != nil {
 		r.fail(err)

@@ -11,8 +11,8 @@ import (
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/keyring/ringconfig"
+	"turnstone.dev/turnstone/internal/repo/location"
 	"turnstone.dev/turnstone/internal/statedir"
-	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // operator is the tenant of the state directory itself.
@@ -45,11 +45,14 @@ func (p *Place) sessions(ctx context.Context, a *cli.App) (map[string][]string, 
 	if err != nil {
 		return nil, err
 	}
-	path := o.Dir.Path("context.db")
-	if _, err := os.Stat(path); err != nil { // there are none, and listing them makes no file
-		return nil, nil
+	url := a.Env.Database
+	if o.Tenant != operator {
+		url = location.OfTenant(url, o.Tenant)
 	}
-	db, err := session.Open(ctx, path)
+	if _, err := os.Stat(o.Dir.Path("context.db")); err != nil && url == "" {
+		return nil, nil // there are none, and listing them makes no file
+	}
+	db, err := location.Sessions(ctx, o.Dir, url)
 	if err != nil {
 		return nil, err
 	}

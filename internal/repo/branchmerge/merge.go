@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -16,7 +15,6 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/chain"
-	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/merge"
 	"turnstone.dev/turnstone/internal/store/session"
@@ -224,11 +222,7 @@ func (m *merging) lockHead(ctx context.Context) (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	lock, err := statedir.Acquire(ctx, filepath.Join(leases, string(m.session.ID)+".head"), nil)
-	if err != nil {
-		return nil, err
-	}
-	return lock.Release, nil
+	return m.cs.DB.LockHeads(ctx, leases, m.session.ID)
 }
 
 // fastForward moves the branch to theirs.

@@ -24,7 +24,7 @@ func (h *Homes) convert(ctx context.Context, cs *repo.ContextStore, req Request,
 	lock, err := statedir.TryAcquire(path + diskSuffix + lockSuffix)
 	if err == nil && lock == nil {
 		return turnstone.Errorf(op, turnstone.KindUnavailable, "home "+req.Name,
-			"%s uses its disk, in an older version of turn", userOf(path+diskSuffix)).
+			"%s uses its disk, in an older version of turn", userOf(turnOf(path+diskSuffix))).
 			WithHint("wait for the turn, or end it")
 	}
 	if err != nil {

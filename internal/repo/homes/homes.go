@@ -3,12 +3,12 @@
 package homes
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -17,7 +17,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
-	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
@@ -86,8 +85,11 @@ func (h *Homes) List(ctx context.Context) ([]turnstone.HomeInfo, error) {
 		})
 	}
 	for i := range all {
-		path := h.repo.Dir.Path("homes", ownerFolder(all[i].Owner), all[i].Name)
-		if user, used := inUse(path); used {
+		user, used, err := h.usersOf(cs, all[i].Owner, all[i].Name).user(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if used {
 			all[i].InUse, all[i].Turn = true, user
 		}
 	}
@@ -114,19 +116,6 @@ func (h *Homes) disks() ([]turnstone.HomeInfo, error) {
 		}
 	}
 	return all, nil
-}
-
-// inUse returns the turn that uses the home with these files.
-func inUse(path string) (user turnstone.TurnID, used bool) {
-	if _, err := os.Stat(path + lockSuffix); err != nil {
-		return "", false
-	}
-	lock, err := statedir.TryAcquire(path + lockSuffix)
-	if err != nil || lock != nil {
-		lock.Release()
-		return "", false
-	}
-	return turnOf(path), true
 }
 
 // Has returns an error if there is no home with this name.
@@ -168,16 +157,14 @@ func (h *Homes) Remove(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	path := h.path(ctx, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return fail(err, "check the permissions of the state directory")
-	}
-	lock, err := statedir.TryAcquire(path + lockSuffix)
+	path, all := h.path(ctx, name), h.usersOf(cs, session.Owner(ctx), name)
+	lock, err := all.try(ctx)
 	if err != nil {
-		return fail(err, "check the permissions of the state directory")
+		return fail(err, cmp.Or(turnstone.HintOf(err), "check the permissions of the state directory"))
 	}
 	if lock == nil {
-		return fail(fmt.Errorf("%s uses it", userOf(path)), "wait for the turn, or end it")
+		user, _, _ := all.user(ctx)
+		return fail(fmt.Errorf("%s uses it", userOf(user)), "wait for the turn, or end it")
 	}
 	defer lock.Release()
 	removed, err := cs.DB.RemoveHome(ctx, name)
@@ -195,6 +182,9 @@ func (h *Homes) Remove(ctx context.Context, name string) error {
 	}
 	for _, suffix := range []string{userSuffix, lockSuffix} {
 		_ = os.Remove(path + suffix)
+	}
+	if cs.DB.Shared() && !disk {
+		return nil // this machine may have no folder of it
 	}
 	return filestamp.SyncDir(filepath.Dir(path))
 }
@@ -227,27 +217,3 @@ func (h *Homes) notFound(ctx context.Context, name string) error {
 	return turnstone.Errorf(op, turnstone.KindNotFound, "home "+name, "there is no such home").
 		WithHint(hint)
 }
-
-// userOf names the user of the home at path.
-func userOf(path string) string {
-	if id := turnOf(path); id != "" {
-		return "turn " + string(id)
-	}
-	return "another turn"
-}
-
-// turnOf returns the current or last turn of the home at path; empty if unknown.
-func turnOf(path string) turnstone.TurnID {
-	f, err := os.Open(path + userSuffix)
-	if err != nil {
-		return ""
-	}
-	defer func() { _ = f.Close() }()
-	if b, err := io.ReadAll(io.LimitReader(f, 64)); err == nil && turnID.Match(b) {
-		return turnstone.TurnID(b)
-	}
-	return ""
-}
-
-// turnID matches the note that lock writes.
-var turnID = lazyregexp.New(`^[a-z]+_[0-9a-z]+$`)

@@ -5,15 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"syscall"
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/lease"
 	"turnstone.dev/turnstone/internal/repo"
-	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
@@ -43,10 +40,10 @@ type Home struct {
 	cs    *repo.ContextStore
 	turn  turnstone.TurnID
 	owner string
-	path  string // where it is in the sandbox; after Onto
-	bytes int64  // of Ended, if it is set; otherwise of Began
-	fresh bool   // there was no such home
-	lock  *statedir.Lock
+	path  string      // where it is in the sandbox; after Onto
+	bytes int64       // of Ended, if it is set; otherwise of Began
+	fresh bool        // there was no such home
+	lock  lease.Lease // nil for one that is Recorded
 }
 
 // Open returns a home for a turn, and holds it until Close: only one turn at a time uses it. A
@@ -60,12 +57,7 @@ func (h *Homes) Open(ctx context.Context, req Request, progress func(string)) (_
 	if err != nil {
 		return nil, err
 	}
-	path := h.path(ctx, req.Name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, turnstone.NewError(op, turnstone.KindUnavailable, "home "+req.Name, err).
-			WithHint("check the permissions of the state directory")
-	}
-	lock, err := req.lock(ctx, path, progress)
+	lock, err := req.lock(ctx, h.usersOf(cs, session.Owner(ctx), req.Name), progress)
 	if err != nil {
 		return nil, err
 	}
@@ -101,29 +93,6 @@ func emptyRef(ctx context.Context) (turnstone.TreeRef, error) {
 	return tree.PutRoot(ctx, h, root)
 }
 
-// lock takes the lock of the home at path, and records the turn beside it.
-func (r Request) lock(ctx context.Context, path string, progress func(string)) (
-	*statedir.Lock, error) {
-	within, cancel := context.WithTimeout(ctx, r.Timeout)
-	defer cancel()
-	lock, err := statedir.Acquire(within, path+lockSuffix, func() {
-		progress("waiting for home " + r.Name + ", which " + userOf(path) + " uses")
-	})
-	if err != nil && ctx.Err() == nil && errors.Is(within.Err(), context.DeadlineExceeded) {
-		return nil, turnstone.Errorf(op, turnstone.KindTimeout, "home "+r.Name,
-			"%s used it all of the turn's %s", userOf(path), r.Timeout).
-			WithHint("wait for it, give this turn a longer timeout, or another home")
-	}
-	if err != nil {
-		return nil, err
-	}
-	if err := filestamp.WriteFile(path+userSuffix, []byte(r.Turn), 0o600); err != nil {
-		lock.Release()
-		return nil, err
-	}
-	return lock, nil
-}
-
 // Recorded returns the home that the turn of used, as that turn began with it, for a turn that
 // repeats it; nil if the turn used none of the context's owner, or if its state is no longer known.
 func (h *Homes) Recorded(ctx context.Context, of turnstone.TurnID) (*Home, error) {
@@ -140,7 +109,7 @@ func (h *Homes) Recorded(ctx context.Context, of turnstone.TurnID) (*Home, error
 
 // Close releases the home.
 func (h *Home) Close() {
-	if h != nil {
+	if h != nil && h.lock != nil {
 		h.lock.Release()
 	}
 }
@@ -208,7 +177,7 @@ func (h *Home) Use(kept bool) *session.HomeUse {
 		return nil
 	}
 	u := &session.HomeUse{Turn: h.turn, Owner: h.owner, Name: h.Name, Began: h.Began,
-		Ended: h.Began, Bytes: h.bytes, New: h.fresh}
+		Ended: h.Began, Bytes: h.bytes, New: h.fresh, Lease: h.lock}
 	if kept {
 		u.Ended = h.Ended
 	}

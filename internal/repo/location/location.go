@@ -19,6 +19,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/blob"
 	"turnstone.dev/turnstone/internal/store/blob/local"
 	"turnstone.dev/turnstone/internal/store/blob/s3"
+	"turnstone.dev/turnstone/internal/store/session"
 )
 
 // Open returns the location of the packs of the state directory dir, and the folder with the
@@ -34,6 +35,16 @@ func Open(ctx context.Context, dir *statedir.Dir, where string,
 		}
 		return s, dir.Path("store"), nil
 	}
+	id, err := storeID(dir)
+	if err != nil {
+		return nil, "", err
+	}
+	return bucket(ctx, dir, where, id)
+}
+
+// bucket opens a bucket that belongs to the owner called id.
+func bucket(ctx context.Context, dir *statedir.Dir, where, id string) (at blob.Store, folder string,
+	err error) {
 	o, err := s3.ParseURL(where)
 	if err != nil {
 		return nil, "", err
@@ -48,22 +59,18 @@ func Open(ctx context.Context, dir *statedir.Dir, where string,
 	if err != nil {
 		return nil, "", err
 	}
-	return s, folder, claim(ctx, dir, s, where, filepath.Join(folder, "claimed"))
+	return s, folder, claim(ctx, id, s, where, filepath.Join(folder, "claimed"))
 }
 
 // claims begins the names of the blobs that name the owner of a place.
 const claims = "homes/"
 
-// claim makes dir the owner of a place that others can reach: the gc of dir does not know the turns
-// of other directories, and would delete their data. The blob homes/<id> names the owner. noted is
+// claim makes id, of a state directory or of a database, the owner of a place that others can reach: the gc of one does not know the turns
+// of others, and would delete their data. The blob homes/<id> names the owner. noted is
 // a file that records an earlier claim. A place of another owner is an error of kind Unavailable.
 // Of two owners that claim concurrently both may be rejected, and at most one is accepted, because
 // each checks again after it has written its own claim.
-func claim(ctx context.Context, dir *statedir.Dir, at blob.Store, where, noted string) error {
-	id, err := storeID(dir)
-	if err != nil {
-		return err
-	}
+func claim(ctx context.Context, id string, at blob.Store, where, noted string) error {
 	if b, err := os.ReadFile(noted); err == nil && string(bytes.TrimSpace(b)) == id {
 		return nil
 	}
@@ -94,9 +101,14 @@ func claim(ctx context.Context, dir *statedir.Dir, at blob.Store, where, noted s
 			}
 		}
 	}
+	if strings.HasPrefix(other, session.DatabasePrefix) {
+		return turnstone.Errorf("executor.claim", turnstone.KindUnavailable, where,
+			"belongs to the database of several machines").
+			WithHint("set TURN_DATABASE to that database, or give this TURN_HOME its own prefix")
+	}
 	if other != "" {
 		return turnstone.Errorf("executor.claim", turnstone.KindUnavailable, where,
-			"is the store of another state directory, whose gc would delete this one's data").
+			"is the store of another state directory or database, whose gc would delete this one's data").
 			WithHint(fmt.Sprintf("give each TURN_HOME its own prefix, or, "+
 				"if the other state directory no longer exists, delete %s%s there", claims, other))
 	}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"path/filepath"
 	"testing"
+
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/pg/pgtest"
 )
 
 func BenchmarkOpen(b *testing.B) {
@@ -24,9 +26,16 @@ func BenchmarkOpen(b *testing.B) {
 }
 
 func BenchmarkTurn(b *testing.B) {
-	db := open(b, b.TempDir())
-	s := must[turnstone.Session](b)(db.Create(b.Context(), "s"))
-	for b.Loop() {
-		grow(b, db, s, Main)
+	for name, place := range map[string]func(b *testing.B) string{
+		"sqlite":   func(b *testing.B) string { return b.TempDir() },
+		"postgres": func(b *testing.B) string { return pgtest.New(b).URL + "#turn" },
+	} {
+		b.Run(name, func(b *testing.B) {
+			db := open(b, place(b))
+			s := must[turnstone.Session](b)(db.Create(b.Context(), "s"))
+			for b.Loop() {
+				grow(b, db, s, Main)
+			}
+		})
 	}
 }

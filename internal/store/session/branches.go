@@ -16,7 +16,7 @@ func (db *DB) Fork(ctx context.Context, from turnstone.Turn, name string) (turns
 	if err := CheckName("branch", name); err != nil {
 		return b, err
 	}
-	return b, db.write(ctx, func(tx *sql.Tx) error {
+	return b, db.write(ctx, func(tx *txn) error {
 		if err := checkParent(ctx, tx, from.Session, from.ID); err != nil {
 			return err
 		}
@@ -45,7 +45,7 @@ func (db *DB) Branch(ctx context.Context, s turnstone.SessionID, name string) (t
 // the error is of kind Unavailable.
 func (db *DB) SetHead(ctx context.Context, s turnstone.SessionID, name string,
 	from, to turnstone.TurnID) error {
-	return db.write(ctx, func(tx *sql.Tx) error {
+	return db.write(ctx, func(tx *txn) error {
 		b, err := branch(ctx, tx, s, name)
 		if err != nil {
 			return err
@@ -75,7 +75,7 @@ func (db *DB) DeleteBranch(ctx context.Context, s turnstone.SessionID, name stri
 	if err := db.reap(ctx); err != nil {
 		return err
 	}
-	return db.write(ctx, func(tx *sql.Tx) error {
+	return db.write(ctx, func(tx *txn) error {
 		if _, err := branch(ctx, tx, s, name); err != nil {
 			return err
 		}
@@ -86,7 +86,7 @@ func (db *DB) DeleteBranch(ctx context.Context, s turnstone.SessionID, name stri
 		}
 		_, err = tx.ExecContext(ctx, "DELETE FROM branches WHERE session = ? AND name = ?", s, name)
 		if err != nil {
-			return dbError("branch", name, err)
+			return db.fault("branch", name, err)
 		}
 		return db.logHead(ctx, tx, s, name)
 	})
@@ -110,7 +110,7 @@ func (db *DB) Tag(ctx context.Context, of turnstone.Turn, name string) (turnston
 	if err := CheckName("tag", name); err != nil {
 		return t, err
 	}
-	return t, db.write(ctx, func(tx *sql.Tx) error {
+	return t, db.write(ctx, func(tx *txn) error {
 		if err := checkParent(ctx, tx, of.Session, of.ID); err != nil {
 			return err
 		}
@@ -137,7 +137,7 @@ func (db *DB) Tags(ctx context.Context, s turnstone.SessionID) ([]turnstone.Tag,
 
 // Untag deletes a tag.
 func (db *DB) Untag(ctx context.Context, s turnstone.SessionID, name string) error {
-	return db.write(ctx, func(tx *sql.Tx) error {
+	return db.write(ctx, func(tx *txn) error {
 		known, err := tags(ctx, tx, "WHERE session = ?", s)
 		if err != nil {
 			return err
@@ -148,7 +148,7 @@ func (db *DB) Untag(ctx context.Context, s turnstone.SessionID, name string) err
 		}
 		res, err := tx.ExecContext(ctx, "DELETE FROM tags WHERE session = ? AND name = ?", s, name)
 		if err != nil {
-			return dbError("untag", name, err)
+			return db.fault("untag", name, err)
 		}
 		if n, err := res.RowsAffected(); err == nil && n == 0 {
 			return turnstone.Errorf("session.untag", turnstone.KindNotFound, name,
@@ -173,7 +173,7 @@ func nameUsed(ctx context.Context, q querier, s turnstone.SessionID, name string
 	var what string
 	err := q.QueryRowContext(ctx, `SELECT coalesce((SELECT 'branch' FROM branches WHERE session = ?1 AND name = ?2),
 		(SELECT 'tag' FROM tags WHERE session = ?1 AND name = ?2), '')`, s, name).Scan(&what)
-	return what, dbError("name", name, err)
+	return what, q.fault("name", name, err)
 }
 
 func branch(ctx context.Context, q querier, s turnstone.SessionID, name string) (turnstone.Branch,
@@ -215,19 +215,19 @@ func branches(ctx context.Context, q querier, clause string, args ...any) ([]tur
 	}, "SELECT session, name, coalesce(head, ''), created FROM branches "+clause, args...)
 }
 
-func insertBranch(ctx context.Context, tx *sql.Tx, b turnstone.Branch) error {
+func insertBranch(ctx context.Context, tx *txn, b turnstone.Branch) error {
 	_, err := tx.ExecContext(ctx,
 		"INSERT INTO branches (session, name, head, created) VALUES (?,?,?,?)",
 		b.Session, b.Name, sql.NullString{String: string(b.Head),
 			Valid: b.Head != ""}, unixNano(b.Created))
-	return dbError("branch", b.Name, err)
+	return tx.fault("branch", b.Name, err)
 }
 
-func setHead(ctx context.Context, tx *sql.Tx, s turnstone.SessionID, name string,
+func setHead(ctx context.Context, tx *txn, s turnstone.SessionID, name string,
 	to turnstone.TurnID) error {
 	_, err := tx.ExecContext(ctx,
 		"UPDATE branches SET head = ? WHERE session = ? AND name = ?", to, s, name)
-	return dbError("branch", name, err)
+	return tx.fault("branch", name, err)
 }
 
 func tags(ctx context.Context, q querier, clause string, args ...any) ([]turnstone.Tag, error) {
@@ -239,9 +239,9 @@ func tags(ctx context.Context, q querier, clause string, args ...any) ([]turnsto
 	}, "SELECT session, name, turn, created FROM tags "+clause, args...)
 }
 
-func insertTag(ctx context.Context, tx *sql.Tx, t turnstone.Tag) error {
+func insertTag(ctx context.Context, tx *txn, t turnstone.Tag) error {
 	_, err := tx.ExecContext(ctx,
 		"INSERT INTO tags (session, name, turn, created) VALUES (?,?,?,?)", t.Session, t.Name,
 		t.Turn, unixNano(t.Created))
-	return dbError("tag", t.Name, err)
+	return tx.fault("tag", t.Name, err)
 }

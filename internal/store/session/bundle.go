@@ -128,7 +128,8 @@ func (db *DB) Import(ctx context.Context, g *turnstone.Graph, h ImportHistory) (
 			return false, err
 		}
 	}
-	err = db.write(ctx, func(tx *sql.Tx) error {
+	err = db.write(ctx, func(tx *txn) error {
+		fresh = false
 		if has, err := hasGraph(ctx, tx, g); err != nil || has {
 			return err
 		}
@@ -191,7 +192,7 @@ func sameTurns(ctx context.Context, q querier, g *turnstone.Graph) error {
 }
 
 // importNew adds the session of g. all are its turns, as they are stored.
-func (db *DB) importNew(ctx context.Context, tx *sql.Tx, g *turnstone.Graph, all []turnstone.Turn,
+func (db *DB) importNew(ctx context.Context, tx *txn, g *turnstone.Graph, all []turnstone.Turn,
 	needs []turnstone.Digest) error {
 	next := 1
 	for _, t := range g.Turns {
@@ -212,7 +213,7 @@ func (db *DB) importNew(ctx context.Context, tx *sql.Tx, g *turnstone.Graph, all
 		"INSERT INTO sessions (id, name, created, next, domain) VALUES (?, ?, ?, ?, ?)",
 		s.ID, sql.NullString{String: s.Name, Valid: s.Name != ""}, unixNano(s.Created), next, s.Domain)
 	if err != nil {
-		return dbError("import", string(s.ID), err)
+		return db.fault("import", string(s.ID), err)
 	}
 	for _, t := range all {
 		if err := insertTurn(ctx, tx, t); err != nil {

@@ -36,14 +36,16 @@ func (db *DB) SetCheckpoint(ctx context.Context, c Checkpoint) error {
 	if err != nil {
 		return err
 	}
-	return db.write(ctx, func(tx *sql.Tx) error {
+	return db.write(ctx, func(tx *txn) error {
 		t, err := turn(ctx, tx, c.Turn)
 		if err != nil {
 			return err
 		}
 		if t.Status != turnstone.TurnRunning {
-			return turnstone.Errorf("session.checkpoint", turnstone.KindInvalid, string(c.Turn),
-				"is not running")
+			return db.ended(ctx, tx, "session.checkpoint", c.Turn)
+		}
+		if err := db.permitted(ctx, tx, t.ID); err != nil {
+			return err
 		}
 		if err := insertNeeds(ctx, tx, t.Session, t.ID, c.Needs); err != nil {
 			return err
@@ -56,7 +58,7 @@ func (db *DB) SetCheckpoint(ctx context.Context, c Checkpoint) error {
 			ON CONFLICT (turn) DO UPDATE SET record = excluded.record, state = excluded.state,
 			step = excluded.step, at = excluded.at`,
 			c.Turn, c.Record, state, c.Step, unixNano(db.now()))
-		return dbError("checkpoint", string(c.Turn), err)
+		return db.fault("checkpoint", string(c.Turn), err)
 	})
 }
 
@@ -162,7 +164,7 @@ func (db *DB) Reopen(ctx context.Context, id turnstone.TurnID) (turnstone.Turn, 
 			return t, nil, err
 		}
 	}
-	err = db.lease(id)
+	err = db.lease(ctx, id)
 	for n := 1; err != nil && n < leaseTries; n++ {
 		select {
 		case <-time.After(5 * time.Millisecond):
@@ -170,15 +172,18 @@ func (db *DB) Reopen(ctx context.Context, id turnstone.TurnID) (turnstone.Turn, 
 			return t, nil, turnstone.NewError("session.resume", turnstone.KindCanceled, string(id),
 				context.Cause(ctx))
 		}
-		err = db.lease(id)
+		err = db.lease(ctx, id)
 	}
 	if err != nil {
 		return t, nil, err
 	}
 	var c *Checkpoint
-	err = db.write(ctx, func(tx *sql.Tx) error {
+	err = db.write(ctx, func(tx *txn) error {
 		var err error
 		if t, err = turn(ctx, tx, id); err != nil {
+			return err
+		}
+		if err := db.permitted(ctx, tx, id); err != nil {
 			return err
 		}
 		if t.Record != "" {
@@ -206,11 +211,11 @@ func (db *DB) Reopen(ctx context.Context, id turnstone.TurnID) (turnstone.Turn, 
 		}
 		if _, err = tx.ExecContext(ctx, "UPDATE checkpoints SET resumed = ? WHERE turn = ?",
 			string(text), id); err != nil {
-			return dbError("resume", string(id), err)
+			return db.fault("resume", string(id), err)
 		}
 		_, err = tx.ExecContext(ctx,
 			"UPDATE turns SET status = 'running', result = '', ended = 0 WHERE id = ?", id)
-		return dbError("resume", string(id), err)
+		return db.fault("resume", string(id), err)
 	})
 	if err != nil {
 		db.release(id)

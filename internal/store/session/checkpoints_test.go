@@ -2,7 +2,6 @@ package session
 
 import (
 	"bufio"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -12,8 +11,10 @@ import (
 
 // TestReopenAfterDeath: of several processes that resume a killed turn, one succeeds, and the turn
 // ends once. Its checkpoint is there until then, and for the next attempt if that one dies too.
-func TestReopenAfterDeath(t *testing.T) {
-	dir := t.TempDir()
+func TestReopenAfterDeath(t *testing.T) { both(t, testReopenAfterDeath) }
+
+func testReopenAfterDeath(t *testing.T, place placer) {
+	dir := place(t)
 	cmd := process(t, "checkpoint", dir)
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -38,6 +39,7 @@ func TestReopenAfterDeath(t *testing.T) {
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
+	died(t, first)
 
 	const others = 8
 	var wg sync.WaitGroup
@@ -103,14 +105,16 @@ func TestReopenAfterDeath(t *testing.T) {
 		err) != turnstone.KindInvalid {
 		t.Errorf("an ended turn gets a checkpoint: %v", err)
 	}
-	if left, _ := filepath.Glob(filepath.Join(dir, "leases", "t_*")); len(left) > 0 {
+	if left := leasesOf(t, last); len(left) > 0 {
 		t.Errorf("leases are left: %q", left)
 	}
 }
 
 // TestReopenWithoutCheckpoint: a turn that was interrupted before its first checkpoint stays so.
-func TestReopenWithoutCheckpoint(t *testing.T) {
-	dir := t.TempDir()
+func TestReopenWithoutCheckpoint(t *testing.T) { both(t, testReopenWithoutCheckpoint) }
+
+func testReopenWithoutCheckpoint(t *testing.T, place placer) {
+	dir := place(t)
 	db := open(t, dir)
 	s, err := db.Ensure(t.Context(), "s")
 	if err != nil {

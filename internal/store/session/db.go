@@ -3,171 +3,163 @@ package session
 import (
 	"context"
 	"database/sql"
-	"embed"
-	"errors"
-	"fmt"
-	"net/url"
-	"os"
-	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	_ "modernc.org/sqlite" // registers "sqlite" with database/sql
-
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/sqlitefault"
-	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/lease"
 )
-
-// migrations are applied in order; PRAGMA user_version counts the applied migrations. A released
-// migration is never changed.
-//
-//go:embed migrations/*.sql
-var migrations embed.FS
-
-// schemaVersion is the number of the last file in migrations.
-const schemaVersion = 5
 
 // A DB is the database of sessions. Its methods are safe for concurrent use, also by several
 // processes. A change is durable when its method returns.
 type DB struct {
-	sql    *sql.DB
-	path   string
-	leases string // a folder
+	dialect
+	sql    *pool
+	name   string // for messages: a path, or a URL
+	leases lease.Leases
+	rows   *lease.Rows // leases, if they are rows; otherwise nil
 	now    func() time.Time
 
 	mu       sync.Mutex
-	held     map[turnstone.TurnID]*statedir.Lock
+	held     map[turnstone.TurnID]lease.Lease
 	signHead HeadSigner // nil: heads are not logged
 	sealer   Sealer     // see Seal
 
 	waited atomic.Int64 // how often Finish found the database locked
 }
 
-// Open opens the database at path, and creates it, private to its user, if it does not exist.
-// Leases are files in the folder "leases" beside it. A database of a newer program is an error of
-// kind Unavailable.
-func Open(ctx context.Context, path string) (*DB, error) {
-	// An existing file is not opened here: closing it would release the locks that another DB of this
-	// process has on it (fcntl(2)), and another process could then remove the log that it writes.
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
-	if err == nil {
-		err = f.Close()
-	} else if _, exists := os.Stat(path); errors.Is(err, os.ErrExist) && exists == nil {
-		err = nil
-	}
-	if err != nil {
-		return nil, dbError("open", path, err)
-	}
-	// SQLite gives its other files the mode of this file.
-	dsn := (&url.URL{Scheme: "file", Path: path, RawQuery: url.Values{
-		"_txlock": {"immediate"}, // a transaction that began as a reader may not become a writer
-		"_pragma": {"busy_timeout(20000)", "synchronous(FULL)", "foreign_keys(1)"},
-	}.Encode()}).String()
-	pool, err := sql.Open("sqlite", dsn)
-	if err != nil {
-		return nil, dbError("open", path, err)
-	}
-	pool.SetMaxOpenConns(1)
-	db := &DB{sql: pool, path: path,
-		leases: filepath.Join(filepath.Dir(path), "leases"), now: time.Now,
-		held: map[turnstone.TurnID]*statedir.Lock{}}
-	if err := db.migrate(ctx); err != nil {
-		return nil, errors.Join(err, pool.Close())
-	}
-	return db, nil
+// A dialect is what differs between the databases. All statements are written once, with SQLite's
+// placeholders (? and ?1).
+type dialect interface {
+	// text returns a statement with the database's placeholders.
+	text(statement string) string
+	// begin lets one transaction that writes run at a time.
+	begin(ctx context.Context, tx *sql.Tx) error
+	// view is for a transaction that reads one moment.
+	view() *sql.TxOptions
+	// fault converts an error of the database to an error with a hint.
+	fault(op, subject string, err error) error
+	// again reports whether a transaction that failed with err before its end may succeed if it runs
+	// again at once.
+	again(err error) bool
+	// later reports whether err is about the database's state, and not about what was asked.
+	later(err error) bool
+	// running is a condition for turns that run, or whose process died.
+	running() string
+
+	// check returns findings about the database's integrity.
+	check(ctx context.Context, q *pool) ([]string, error)
+	// erase runs remove so that the rows that it deletes are overwritten.
+	erase(ctx context.Context, q *pool, remove func() error) error
+	// scrub rewrites the database without older versions of its rows.
+	scrub(ctx context.Context, q *pool) error
+}
+
+func newDB(d dialect, q *sql.DB, name string) *DB {
+	return &DB{dialect: d, sql: &pool{q, d}, name: name, now: time.Now,
+		held: map[turnstone.TurnID]lease.Lease{}}
 }
 
 // Close closes the database. Turns that were started through it and are not finished count as
 // interrupted from then on.
 func (db *DB) Close() error {
 	db.mu.Lock()
-	for id, l := range db.held {
-		l.Release()
-		delete(db.held, id)
-	}
+	held := db.held
+	db.held = map[turnstone.TurnID]lease.Lease{}
 	db.mu.Unlock()
+	for _, l := range held {
+		l.Release()
+	}
+	if db.rows != nil {
+		db.rows.Close()
+	}
 	return db.sql.Close()
 }
 
-// migrate updates the schema to schemaVersion.
-func (db *DB) migrate(ctx context.Context) error {
-	version, err := db.version(ctx)
-	if err != nil || version == schemaVersion {
-		return err
-	}
-	// A single process at a time: changing the journal mode does not wait for other processes.
-	lock, err := statedir.Acquire(ctx, db.path+".lock", nil)
-	if err != nil {
-		return dbError("migrate", db.path, err)
-	}
-	defer lock.Release()
-	if version, err = db.version(ctx); err != nil {
-		return err
-	}
-	if version == 0 {
-		if _, err := db.sql.ExecContext(ctx, "PRAGMA journal_mode = WAL"); err != nil {
-			return dbError("migrate", db.path, err)
+// Check runs the database's integrity checks and returns their findings; none if it is intact.
+func (db *DB) Check(ctx context.Context) ([]string, error) { return db.check(ctx, db.sql) }
+
+// writePatience bounds the attempts of a transaction that others keep from running.
+const writePatience = 10 * time.Second
+
+// write runs f in a transaction, and again if the transaction was ended before its end by another, or
+// by the database's absence: f has to set all that it changes.
+func (db *DB) write(ctx context.Context, f func(tx *txn) error) error {
+	pause := 5 * time.Millisecond
+	for until := time.Now().Add(writePatience); ; pause = min(2*pause, time.Second) {
+		ended, err := db.writeOnce(ctx, f)
+		if err == nil || ended || !db.again(err) || ctx.Err() != nil || time.Now().After(until) {
+			return db.fault("write", db.name, err)
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return db.fault("write", db.name, err)
 		}
 	}
-	for ; version < schemaVersion; version++ {
-		if err := db.apply(ctx, version+1); err != nil {
-			return dbError("migrate", db.path, fmt.Errorf("to version %d: %w", version+1, err))
-		}
-	}
-	return nil
 }
 
-func (db *DB) version(ctx context.Context) (int, error) {
-	var version int
-	if err := db.sql.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
-		return 0, dbError("open", db.path, err)
-	}
-	if version > schemaVersion || version < 0 {
-		return 0, turnstone.Errorf("session.open", turnstone.KindUnavailable, db.path,
-			"is of version %d, and this program supports versions up to %d",
-			version, schemaVersion).
-			WithHint("use the newer turn that created it, or another TURN_HOME")
-	}
-	return version, nil
-}
-
-// apply applies a migration and its number in a single transaction.
-func (db *DB) apply(ctx context.Context, version int) error {
-	text, err := migrations.ReadFile(fmt.Sprintf("migrations/%04d.sql", version))
-	if err != nil {
-		return err
-	}
-	return db.write(ctx, func(tx *sql.Tx) error {
-		if _, err := tx.ExecContext(ctx, string(text)); err != nil {
-			return err
-		}
-		_, err := tx.ExecContext(ctx, fmt.Sprintf("PRAGMA user_version = %d", version))
-		return err
-	})
-}
-
-// write runs f in a transaction.
-func (db *DB) write(ctx context.Context, f func(tx *sql.Tx) error) error {
+// writeOnce is write without another attempt. ended reports whether the transaction may be stored,
+// although there is an error.
+func (db *DB) writeOnce(ctx context.Context, f func(tx *txn) error) (ended bool, err error) {
 	tx, err := db.sql.BeginTx(ctx, nil)
 	if err != nil {
-		return dbError("begin", db.path, err)
+		return false, db.fault("begin", db.name, err)
 	}
-	if err := f(tx); err != nil {
+	if err := db.begin(ctx, tx); err != nil {
 		_ = tx.Rollback()
-		return err
+		return false, db.fault("begin", db.name, err)
 	}
-	if err := tx.Commit(); err != nil {
-		return dbError("commit", db.path, err)
+	if err := f(&txn{tx, db.dialect}); err != nil {
+		_ = tx.Rollback()
+		return false, err
 	}
-	return nil
+	err = tx.Commit()
+	return !db.again(err) || db.later(err), db.fault("commit", db.name, err)
 }
 
 // A querier is a database or a transaction.
 type querier interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+	fault(op, subject string, err error) error
+}
+
+// A pool is a database whose statements are written once for all databases.
+type pool struct {
+	*sql.DB
+	dialect
+}
+
+func (p *pool) ExecContext(ctx context.Context, text string, args ...any) (sql.Result, error) {
+	return p.DB.ExecContext(ctx, p.text(text), args...)
+}
+
+func (p *pool) QueryContext(ctx context.Context, text string, args ...any) (*sql.Rows, error) {
+	return p.DB.QueryContext(ctx, p.text(text), args...)
+}
+
+func (p *pool) QueryRowContext(ctx context.Context, text string, args ...any) *sql.Row {
+	return p.DB.QueryRowContext(ctx, p.text(text), args...)
+}
+
+// A txn is a transaction whose statements are written once for all databases.
+type txn struct {
+	*sql.Tx
+	dialect
+}
+
+func (t *txn) ExecContext(ctx context.Context, text string, args ...any) (sql.Result, error) {
+	return t.Tx.ExecContext(ctx, t.text(text), args...)
+}
+
+func (t *txn) QueryContext(ctx context.Context, text string, args ...any) (*sql.Rows, error) {
+	return t.Tx.QueryContext(ctx, t.text(text), args...)
+}
+
+func (t *txn) QueryRowContext(ctx context.Context, text string, args ...any) *sql.Row {
+	return t.Tx.QueryRowContext(ctx, t.text(text), args...)
 }
 
 // query runs a query and reads each row with scan. It reads all rows before it returns because
@@ -177,27 +169,18 @@ func query[T any](ctx context.Context, q querier, op string,
 	scan func(*sql.Rows) (T, error), text string, args ...any) ([]T, error) {
 	rows, err := q.QueryContext(ctx, text, args...)
 	if err != nil {
-		return nil, dbError(op, "", err)
+		return nil, q.fault(op, "", err)
 	}
 	defer func() { _ = rows.Close() }()
 	all := []T{}
 	for rows.Next() {
 		v, err := scan(rows)
 		if err != nil {
-			return nil, dbError(op, "", err)
+			return nil, q.fault(op, "", err)
 		}
 		all = append(all, v)
 	}
-	return all, dbError(op, "", rows.Err())
-}
-
-// dbError converts an error of SQLite to an error with a hint.
-func dbError(op, path string, err error) error {
-	return sqlitefault.Error(turnstone.Op("session."+op), path, err, sqlitefault.Hints{
-		Full: "free some disk space, such as with turn gc",
-		Damaged: "restore a copy of the file, or recover it with sqlite3; receipts are in turns/ " +
-			"beside it",
-		Access: "check the permissions and the disk of the state directory"})
+	return all, q.fault(op, "", rows.Err())
 }
 
 // unixNano and fromUnixNano convert times to and from the database.

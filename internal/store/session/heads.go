@@ -21,7 +21,7 @@ func (db *DB) SignHeads(sign HeadSigner) {
 }
 
 // logHead adds the head that a branch has now to the log, or that the branch was removed.
-func (db *DB) logHead(ctx context.Context, tx *sql.Tx, s turnstone.SessionID, name string) error {
+func (db *DB) logHead(ctx context.Context, tx *txn, s turnstone.SessionID, name string) error {
 	db.mu.Lock()
 	sign := db.signHead
 	db.mu.Unlock()
@@ -62,11 +62,11 @@ type LoggedHead struct {
 	Envelope []byte
 }
 
-func insertHead(ctx context.Context, tx *sql.Tx, h LoggedHead) error {
+func insertHead(ctx context.Context, tx *txn, h LoggedHead) error {
 	_, err := tx.ExecContext(ctx,
 		"INSERT INTO heads (session, sequence, digest, envelope) VALUES (?,?,?,?)", h.Session,
 		h.Sequence, h.Digest, h.Envelope)
-	return dbError("heads", string(h.Session), err)
+	return tx.fault("heads", string(h.Session), err)
 }
 
 func heads(ctx context.Context, q querier, clause string, args ...any) ([]LoggedHead, error) {
@@ -114,12 +114,12 @@ func rewritten(s turnstone.SessionID, why string) error {
 }
 
 // importHeads replaces the known log by the imported one.
-func importHeads(ctx context.Context, tx *sql.Tx, s turnstone.SessionID, h ImportHistory) error {
+func importHeads(ctx context.Context, tx *txn, s turnstone.SessionID, h ImportHistory) error {
 	if err := checkHistory(ctx, tx, s, h); err != nil {
 		return err
 	}
 	if _, err := tx.ExecContext(ctx, "DELETE FROM heads WHERE session = ?", s); err != nil {
-		return dbError("import", string(s), err)
+		return tx.fault("import", string(s), err)
 	}
 	for _, one := range h.Heads {
 		if err := insertHead(ctx, tx, one); err != nil {

@@ -2,7 +2,6 @@ package session
 
 import (
 	"context"
-	"database/sql"
 	"iter"
 	"slices"
 
@@ -92,11 +91,12 @@ func (db *DB) GraphWithHeads(ctx context.Context, s turnstone.SessionID) (*turns
 	if err := db.reap(ctx); err != nil {
 		return nil, nil, err
 	}
-	tx, err := db.sql.BeginTx(ctx, nil) // a consistent view of all tables
+	begun, err := db.sql.BeginTx(ctx, db.view()) // a consistent view of all tables
 	if err != nil {
-		return nil, nil, dbError("graph", string(s), err)
+		return nil, nil, db.fault("graph", string(s), err)
 	}
-	defer func() { _ = tx.Rollback() }()
+	defer func() { _ = begun.Rollback() }()
+	tx := &txn{begun, db.dialect}
 	g, err := db.graph(ctx, tx, s)
 	if err != nil {
 		return nil, nil, err
@@ -107,7 +107,7 @@ func (db *DB) GraphWithHeads(ctx context.Context, s turnstone.SessionID) (*turns
 	return g, log, err
 }
 
-func (db *DB) graph(ctx context.Context, tx *sql.Tx, s turnstone.SessionID) (g *turnstone.Graph,
+func (db *DB) graph(ctx context.Context, tx *txn, s turnstone.SessionID) (g *turnstone.Graph,
 	err error) {
 	g = &turnstone.Graph{}
 	if g.Session, err = db.visible(ctx, tx, string(s)); err != nil {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lease"
 )
 
 // A Home is a named tree that belongs to no session.
@@ -25,6 +26,8 @@ type HomeUse struct {
 	Began, Ended turnstone.TreeRef
 	Bytes        int64 // of the files of Ended; HomeUses does not return it
 	New          bool  // there was no such home when the turn began
+	// Lease is the turn's exclusive use of the home; nil: nobody else can use it.
+	Lease lease.Lease
 }
 
 // Owner returns whose homes the context's operations use; empty: those of this host's user.
@@ -71,7 +74,7 @@ func homes(ctx context.Context, q querier, clause string, args ...any) ([]Home, 
 // the error is of kind Unavailable.
 func (db *DB) AddHome(ctx context.Context, name string, tree turnstone.TreeRef,
 	bytes int64) error {
-	return db.write(ctx, func(tx *sql.Tx) error {
+	return db.write(ctx, func(tx *txn) error {
 		u := &HomeUse{Owner: Owner(ctx), Name: name, Ended: tree, Bytes: bytes, New: true}
 		return db.setHome(ctx, tx, u)
 	})
@@ -81,32 +84,37 @@ func (db *DB) AddHome(ctx context.Context, name string, tree turnstone.TreeRef,
 // earlier states; false if there is none.
 func (db *DB) RemoveHome(ctx context.Context, name string) (removed bool, err error) {
 	owner := Owner(ctx)
-	err = db.write(ctx, func(tx *sql.Tx) error {
+	err = db.write(ctx, func(tx *txn) error {
 		res, err := tx.ExecContext(ctx, "DELETE FROM homes WHERE owner = ? AND name = ?", owner, name)
 		if err != nil {
-			return dbError("home", name, err)
+			return db.fault("home", name, err)
 		}
 		n, err := res.RowsAffected()
 		if removed = n > 0; err != nil {
-			return dbError("home", name, err)
+			return db.fault("home", name, err)
 		}
 		_, err = tx.ExecContext(ctx, "DELETE FROM home_uses WHERE owner = ? AND name = ?", owner, name)
-		return dbError("home", name, err)
+		return db.fault("home", name, err)
 	})
 	return removed, err
 }
 
 // useHome records a turn's use of a home, and makes the tree that the turn ended with the home's.
-func (db *DB) useHome(ctx context.Context, tx *sql.Tx, u *HomeUse) error {
+func (db *DB) useHome(ctx context.Context, tx *txn, u *HomeUse) error {
+	if u.Lease != nil {
+		if err := u.Lease.Check(ctx, tx); err != nil {
+			return db.fault("home", u.Name, err)
+		}
+	}
 	if u.Began == u.Ended && !u.New { // whatever the home is now, it stays so
 		res, err := tx.ExecContext(ctx, "UPDATE homes SET turn = ?, used = ? "+
 			"WHERE owner = ? AND name = ? AND root = ?", u.Turn, unixNano(db.now()), u.Owner, u.Name,
 			u.Began.Root)
 		if err != nil {
-			return dbError("home", u.Name, err)
+			return db.fault("home", u.Name, err)
 		}
 		if n, err := res.RowsAffected(); err != nil || n == 0 {
-			return dbError("home", u.Name, err) // the store may no longer have the tree
+			return db.fault("home", u.Name, err) // the store may no longer have the tree
 		}
 	} else if err := db.setHome(ctx, tx, u); err != nil {
 		return err
@@ -114,11 +122,11 @@ func (db *DB) useHome(ctx context.Context, tx *sql.Tx, u *HomeUse) error {
 	_, err := tx.ExecContext(ctx, "INSERT INTO home_uses (turn, owner, name, began_root, "+
 		"began_hash, ended_root, ended_hash, at) VALUES (?,?,?,?,?,?,?,?)", u.Turn, u.Owner, u.Name,
 		u.Began.Root, u.Began.Hash, u.Ended.Root, u.Ended.Hash, unixNano(db.now()))
-	return dbError("home", u.Name, err)
+	return db.fault("home", u.Name, err)
 }
 
 // setHome replaces the tree of a home, which must be the one that u began with.
-func (db *DB) setHome(ctx context.Context, tx *sql.Tx, u *HomeUse) error {
+func (db *DB) setHome(ctx context.Context, tx *txn, u *HomeUse) error {
 	have, err := homes(ctx, tx, "WHERE owner = ? AND name = ?", u.Owner, u.Name)
 	if err != nil {
 		return err
@@ -132,7 +140,7 @@ func (db *DB) setHome(ctx context.Context, tx *sql.Tx, u *HomeUse) error {
 		"VALUES (?1,?2,?3,?4,?5,?6,?7) ON CONFLICT (owner, name) DO UPDATE SET root = ?3, "+
 		"hash = ?4, bytes = ?5, turn = ?6, used = ?7", u.Owner, u.Name, u.Ended.Root, u.Ended.Hash,
 		u.Bytes, u.Turn, unixNano(db.now()))
-	return dbError("home", u.Name, err)
+	return db.fault("home", u.Name, err)
 }
 
 // HomeUse returns the use of a home by the turn id; false if there is none, or if it was not the

@@ -8,9 +8,11 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-func TestImport(t *testing.T) {
+func TestImport(t *testing.T) { both(t, testImport) }
+
+func testImport(t *testing.T, place placer) {
 	ctx := t.Context()
-	from, to := open(t, t.TempDir()), open(t, t.TempDir())
+	from, to := open(t, place(t)), open(t, place(t))
 	s := must[turnstone.Session](t)(from.Create(ctx, "s"))
 	t1 := grow(t, from, s, Main)
 	must[turnstone.Branch](t)(from.Fork(ctx, t1, "b"))
@@ -37,7 +39,7 @@ func TestImport(t *testing.T) {
 	_, err := to.Import(ctx, must[*turnstone.Graph](t)(from.Graph(ctx, s.ID)), ImportHistory{})
 	wantKind(t, "when both have gone on", err, turnstone.KindInvalid)
 
-	third := open(t, t.TempDir())
+	third := open(t, place(t))
 	must[turnstone.Session](t)(third.Create(ctx, "s"))
 	_, err = third.Import(ctx, g, ImportHistory{})
 	if wantKind(t, "the name is used", err,

@@ -2,34 +2,28 @@ package session
 
 import (
 	"context"
-	"database/sql"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lease"
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// A lease is a lock (flock) on a file with the turn's name. The kernel releases it when the process
-// that runs the turn ends for any reason. A turn that is stored as running and whose lease is free
-// was therefore interrupted.
-
-func (db *DB) leasePath(id turnstone.TurnID) string { return filepath.Join(db.leases, string(id)) }
+// A turn's lease has the turn's ID as its name. A turn that is stored as running and whose lease is
+// free was interrupted.
 
 // lease takes the lease of a turn that is about to start.
-func (db *DB) lease(id turnstone.TurnID) error {
+func (db *DB) lease(ctx context.Context, id turnstone.TurnID) error {
 	if !validTurnID(id) {
 		return turnstone.Errorf("session.start", turnstone.KindInvalid, fmt.Sprintf("%q", id),
 			"is not a turn's ID")
 	}
-	if err := os.MkdirAll(db.leases, 0o700); err != nil {
-		return dbError("lease", db.leases, err)
-	}
-	l, err := statedir.TryAcquire(db.leasePath(id))
+	l, err := db.leases.Take(ctx, string(id), "")
 	if err != nil {
-		return dbError("lease", string(id), err)
+		return err
 	}
 	if l == nil {
 		return turnstone.Errorf("session.start", turnstone.KindInvalid, string(id),
@@ -44,18 +38,71 @@ func (db *DB) lease(id turnstone.TurnID) error {
 // release releases a lease that this process holds.
 func (db *DB) release(id turnstone.TurnID) {
 	db.mu.Lock()
-	defer db.mu.Unlock()
-	if l := db.held[id]; l != nil {
-		// while the lease is held, so that no other process's file is removed
-		_ = os.Remove(db.leasePath(id))
+	l := db.held[id]
+	delete(db.held, id)
+	db.mu.Unlock()
+	if l != nil {
 		l.Release()
-		delete(db.held, id)
 	}
+}
+
+func (db *DB) heldLease(id turnstone.TurnID) lease.Lease {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	return db.held[id]
+}
+
+// permitted returns an error of kind Unavailable, in the transaction that stores what a turn did,
+// if the turn's lease has another holder.
+func (db *DB) permitted(ctx context.Context, tx *txn, id turnstone.TurnID) error {
+	l := db.heldLease(id)
+	if l == nil && db.Shared() {
+		return turnstone.Errorf("session.lease", turnstone.KindUnavailable, string(id),
+			"this process does not run it").WithHint("see its result with turn show " + string(id))
+	}
+	if l == nil {
+		return nil
+	}
+	return tx.fault("lease", string(id), l.Check(ctx, tx))
+}
+
+// Running returns a context for the work of a turn that this process has started: it is canceled, with
+// the reason as its cause, before another machine may count the turn as interrupted. The function
+// releases the context.
+func (db *DB) Running(ctx context.Context, id turnstone.TurnID) (context.Context,
+	context.CancelFunc) {
+	return lease.Context(ctx, db.heldLease(id))
+}
+
+// Rows returns the leases that other machines see too; nil: this database is on one machine.
+func (db *DB) Rows() *lease.Rows { return db.rows }
+
+// LockHeads waits until no other turn is about to move a branch of the session: see Landing. unlock
+// ends that. folder is where this machine's locks are.
+func (db *DB) LockHeads(ctx context.Context, folder string, s turnstone.SessionID) (unlock func(),
+	err error) {
+	name := string(s) + ".head"
+	if db.rows == nil {
+		path := filepath.Join(folder, name)
+		lock, err := statedir.Acquire(ctx, path, nil)
+		if err != nil {
+			return nil, err
+		}
+		return func() {
+			_ = os.Remove(path) // removed while it is locked; otherwise each session would leave a file
+			lock.Release()
+		}, nil
+	}
+	l, err := db.rows.Wait(ctx, name, "", nil)
+	if err != nil {
+		return nil, err
+	}
+	return l.Release, nil
 }
 
 // reap finishes turns that dead processes left running.
 func (db *DB) reap(ctx context.Context) error {
-	running, err := turns(ctx, db.sql, "WHERE status = 'running'")
+	running, err := turns(ctx, db.sql, "WHERE "+db.running())
 	if err != nil {
 		return err
 	}
@@ -69,78 +116,43 @@ func (db *DB) reap(ctx context.Context) error {
 
 // reapOne finishes a turn if it is running and its lease is free.
 func (db *DB) reapOne(ctx context.Context, id turnstone.TurnID) error {
-	// the folder may be missing, and the turns with it
-	if err := os.MkdirAll(db.leases, 0o700); err != nil {
-		return dbError("lease", db.leases, err)
-	}
-	l, err := statedir.TryAcquire(db.leasePath(id))
-	if err != nil {
-		return dbError("lease", string(id), err)
-	}
-	if l == nil {
-		return nil
+	l, err := db.leases.Take(ctx, string(id), "")
+	if err != nil || l == nil {
+		return err
 	}
 	defer l.Release()
-	err = db.write(ctx, func(tx *sql.Tx) error {
+	return db.write(ctx, func(tx *txn) error {
+		if err := l.Check(ctx, tx); err != nil {
+			return db.fault("reap", string(id), err)
+		}
 		_, err := tx.ExecContext(ctx,
 			"UPDATE turns SET status = 'done', result = ?, ended = ? WHERE id = ? AND status = "+
 				"'running'",
 			turnstone.ResultError, unixNano(db.now()), id)
-		return dbError("reap", string(id), err)
+		return db.fault("reap", string(id), err)
 	})
-	_ = os.Remove(db.leasePath(id))
-	return err
 }
 
 // Forsake removes the lease of a turn that does not run, if a process that was killed has left it:
 // between taking it and storing the turn, or between storing the turn's end and releasing it.
-func (db *DB) Forsake(id turnstone.TurnID) error {
+func (db *DB) Forsake(ctx context.Context, id turnstone.TurnID) error {
 	if !validTurnID(id) {
 		return nil
 	}
-	if _, err := os.Stat(db.leasePath(id)); errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	l, err := statedir.TryAcquire(db.leasePath(id))
-	if err != nil {
-		return dbError("lease", string(id), err)
-	}
-	if l == nil { // it runs
-		return nil
-	}
-	defer l.Release()
-	err = os.Remove(db.leasePath(id))
-	return dbError("lease", string(id), err)
+	return db.leases.Forsake(ctx, string(id))
 }
 
-// SweepLeases removes the files of free leases and returns their number. A crash between taking a
-// lease and storing the turn leaves such a file.
+// SweepLeases removes free leases and returns their number. A crash between taking a lease and storing
+// the turn leaves such a lease. Its turn may have been started meanwhile, by a process that died at
+// once: it is found without its lease too.
 func (db *DB) SweepLeases(ctx context.Context) (int, error) {
 	if err := db.reap(ctx); err != nil {
 		return 0, err
 	}
-	entries, err := os.ReadDir(db.leases)
-	if errors.Is(err, os.ErrNotExist) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, dbError("lease", db.leases, err)
-	}
-	n := 0
-	for _, e := range entries {
-		if !validTurnID(turnstone.TurnID(e.Name())) {
-			continue
-		}
-		l, err := statedir.TryAcquire(db.leasePath(turnstone.TurnID(e.Name())))
-		if err != nil || l == nil {
-			continue
-		}
-		// Its turn may have been started since reap, by a process that died at once: it is found
-		// without its file too.
-		if os.Remove(db.leasePath(turnstone.TurnID(e.Name()))) == nil {
-			n++
-		}
-		l.Release()
-	}
-	return n, nil
+	return db.leases.Sweep(ctx, func(name string) bool {
+		return validTurnID(turnstone.TurnID(name))
+	})
 }
+
+// pauseForLater is how long Finish waits before another attempt.
+const pauseForLater = 20 * time.Millisecond

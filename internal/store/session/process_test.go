@@ -3,12 +3,10 @@ package session
 import (
 	"bufio"
 	"context"
-	"database/sql"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -16,6 +14,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/pg/pgtest"
 )
 
 // TestMain lets the tests start themselves as another process.
@@ -27,13 +26,13 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	os.Exit(pgtest.Main(m))
 }
 
 // play is the work of another process.
 func play(role, dir string) error {
 	ctx := context.Background()
-	db, err := Open(ctx, filepath.Join(dir, "context.db"))
+	db, err := openPlace(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -108,8 +107,10 @@ func process(t *testing.T, role, dir string) *exec.Cmd {
 }
 
 // TestRace: 20 processes create the database and run turns on a branch concurrently.
-func TestRace(t *testing.T) {
-	dir := t.TempDir()
+func TestRace(t *testing.T) { both(t, testRace) }
+
+func testRace(t *testing.T, place placer) {
+	dir := place(t)
 	const processes, each = 20, 3
 	outs := make(chan []byte, processes)
 	for range processes {
@@ -171,8 +172,10 @@ func wellKept(t *testing.T, db *DB) {
 }
 
 // TestInterrupted: the process that runs a turn is killed.
-func TestInterrupted(t *testing.T) {
-	dir := t.TempDir()
+func TestInterrupted(t *testing.T) { both(t, testInterrupted) }
+
+func testInterrupted(t *testing.T, place placer) {
+	dir := place(t)
 	cmd := process(t, "start", dir)
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -202,13 +205,14 @@ func TestInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = cmd.Wait()
+	died(t, db)
 	x := must[turnstone.Turn](t)(db.Turn(t.Context(), id))
 	if x.Status != turnstone.TurnDone || x.Result != turnstone.ResultError || !x.Interrupted() ||
 		x.Ended.IsZero() {
 		t.Errorf("when it was killed: %+v", x)
 	}
-	if entries, _ := os.ReadDir(db.leases); len(entries) != 0 {
-		t.Errorf("leases left: %v", entries)
+	if left := leasesOf(t, db); len(left) != 0 {
+		t.Errorf("leases left: %v", left)
 	}
 	s := must[turnstone.Session](t)(db.Find(t.Context(), "s"))
 	if next := grow(t, db, s, Main); next.Number != 2 || len(next.Parents) != 0 {
@@ -220,8 +224,10 @@ func TestInterrupted(t *testing.T) {
 }
 
 // TestKilledAnywhere: the reported work of a killed process is stored, and nothing is incomplete.
-func TestKilledAnywhere(t *testing.T) {
-	dir := t.TempDir()
+func TestKilledAnywhere(t *testing.T) { both(t, testKilledAnywhere) }
+
+func testKilledAnywhere(t *testing.T, place placer) {
+	dir := place(t)
 	said := 0
 	for i := range 12 {
 		cmd := process(t, "churn", dir)
@@ -249,6 +255,7 @@ func TestKilledAnywhere(t *testing.T) {
 		_ = cmd.Wait()
 		said += len(done)
 		db := open(t, dir)
+		died(t, db)
 		for _, id := range done {
 			if x, err := db.Turn(t.Context(), id); err != nil || x.Status != turnstone.TurnDone ||
 				x.Record == "" {
@@ -285,95 +292,12 @@ func TestKilledAnywhere(t *testing.T) {
 	}
 }
 
-// TestMigrations: a database of any version is migrated to the newest, and keeps its content.
-func TestMigrations(t *testing.T) {
-	for version := 1; version <= schemaVersion; version++ {
-		dir := t.TempDir()
-		path := filepath.Join(dir, "context.db")
-		old, err := sql.Open("sqlite", path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for v := 1; v <= version; v++ {
-			text, err := migrations.ReadFile(fmt.Sprintf("migrations/%04d.sql", v))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := old.Exec(string(text) +
-				fmt.Sprintf(";PRAGMA user_version = %d", v)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		// In the format of version 1.
-		for _, stmt := range []string{
-			"INSERT INTO sessions (id, name, created, next) VALUES ('s_000000000000000000', " +
-				"'old', 1, 2)",
-			"INSERT INTO turns (id, session, number, branch, kind, title, status, result, record, " +
-				"state, started, ended) VALUES ('t_000000000000000000', 's_000000000000000000', 1, " +
-				"'main', 'run', 'title', 'done', 'passed', 'sha256:x', '', 1, 2)",
-			"INSERT INTO branches VALUES ('s_000000000000000000', 'main', " +
-				"'t_000000000000000000', 1)",
-		} {
-			if _, err := old.Exec(stmt); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := old.Close(); err != nil {
-			t.Fatal(err)
-		}
-		db := open(t, dir)
-		if x := must[turnstone.Turn](t)(db.Resolve(t.Context(), "old")); x.Number != 1 ||
-			x.Title != "title" {
-			t.Errorf("from version %d: %+v", version, x)
-		}
-		if v := must[int](t)(db.version(t.Context())); v != schemaVersion {
-			t.Errorf("version %d", v)
-		}
-		s := must[turnstone.Session](t)(db.Find(t.Context(), "old"))
-		if x := grow(t, db, s, Main); x.Number != 2 {
-			t.Errorf("%+v", x)
-		}
-		wellKept(t, db)
-	}
-	entries, err := migrations.ReadDir("migrations")
-	if err != nil || len(entries) != schemaVersion {
-		t.Errorf("%d files for %d versions, %v", len(entries), schemaVersion, err)
-	}
-}
-
-func TestRefusedDatabases(t *testing.T) {
-	newer := t.TempDir()
-	db := open(t, newer)
-	if _, err := db.sql.Exec(fmt.Sprintf("PRAGMA user_version = %d", schemaVersion+1)); err != nil {
-		t.Fatal(err)
-	}
-	_ = db.Close()
-	_, err := Open(t.Context(), filepath.Join(newer, "context.db"))
-	if wantKind(t, "a newer version", err,
-		turnstone.KindUnavailable); !strings.Contains(turnstone.HintOf(err), "newer") {
-		t.Errorf("hint: %s", turnstone.HintOf(err))
-	}
-	damaged := filepath.Join(t.TempDir(), "context.db")
-	if err := os.WriteFile(damaged, []byte(strings.Repeat("this is no database ", 400)),
-		0o600); err != nil {
-		t.Fatal(err)
-	}
-	_, err = Open(t.Context(), damaged)
-	wantKind(t, "a damaged file", err, turnstone.KindIntegrity)
-	_, err = Open(t.Context(), filepath.Join(t.TempDir(), "none", "context.db"))
-	wantKind(t, "no folder", err, turnstone.KindUnavailable)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	_, err = Open(ctx, filepath.Join(t.TempDir(), "context.db"))
-	wantKind(t, "given up", err, turnstone.KindCanceled)
-}
-
 // FuzzResolve: any reference results in a turn or an error of kind Invalid or NotFound.
 func FuzzResolve(f *testing.F) {
 	db := open(f, f.TempDir())
 	s := must[turnstone.Session](f)(db.Create(f.Context(), "s"))
 	grow(f, db, s, Main)
-	for _, ref := range []string{"s", "s@1", "s@main~1", "t_0", "s~", "@", "s@@", "s'--", "s_%"} {
+	for _, ref := range []string{"s", "s@1", "s@main~1", "t_0", "s~", "@", "s@@", "s'--", "s_%", "s\x00", "s@\xff"} {
 		f.Add(ref)
 	}
 	f.Fuzz(func(t *testing.T, ref string) {
@@ -391,4 +315,24 @@ func FuzzResolve(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestText: text that a database does not store, such as zero bytes, names nothing.
+func TestText(t *testing.T) { both(t, testText) }
+
+func testText(t *testing.T, place placer) {
+	db := open(t, place(t))
+	must[turnstone.Session](t)(db.Create(t.Context(), "s"))
+	for _, ref := range []string{"s\x00", "\x00", "s@\xff", "\xff", "t_\x00aaaaaaaa", "s_\xffaaaaaaaa",
+		"s@a\x00", "\u2028", "s@%", "_", "s'--"} {
+		for _, resolve := range []func() (turnstone.Turn, error){
+			func() (turnstone.Turn, error) { return db.Resolve(t.Context(), ref) },
+			func() (turnstone.Turn, error) { return db.ResolveIn(t.Context(), "s", ref) },
+		} {
+			_, err := resolve()
+			if k := turnstone.KindOf(err); k != turnstone.KindInvalid && k != turnstone.KindNotFound {
+				t.Errorf("%q: %v", ref, err)
+			}
+		}
+	}
 }

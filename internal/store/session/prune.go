@@ -2,7 +2,6 @@ package session
 
 import (
 	"context"
-	"database/sql"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -38,24 +37,24 @@ func (db *DB) Prune(ctx context.Context, rule Rule) (Expired, error) {
 		return Expired{}, err
 	}
 	var gone Expired
-	err := db.write(ctx, func(tx *sql.Tx) (err error) {
+	err := db.write(ctx, func(tx *txn) (err error) {
 		if gone, err = db.expired(ctx, tx, rule); err != nil {
 			return err
 		}
 		for _, t := range gone.Turns {
 			if _, err := tx.ExecContext(ctx, "DELETE FROM turns WHERE id = ?", t.ID); err != nil {
-				return dbError("prune", string(t.ID), err)
+				return db.fault("prune", string(t.ID), err)
 			}
 		}
 		for _, s := range gone.Sessions {
 			// Nobody named it, so nobody compares another history of it.
 			if _, err := tx.ExecContext(ctx, "DELETE FROM heads WHERE session = ?",
 				s.ID); err != nil {
-				return dbError("prune", string(s.ID), err)
+				return db.fault("prune", string(s.ID), err)
 			}
 			if _, err := tx.ExecContext(ctx, "DELETE FROM sessions WHERE id = ?",
 				s.ID); err != nil {
-				return dbError("prune", string(s.ID), err)
+				return db.fault("prune", string(s.ID), err)
 			}
 		}
 		return nil

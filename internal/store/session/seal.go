@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"database/sql"
 	"encoding/hex"
-	"errors"
 
 	"turnstone.dev/turnstone"
 )
@@ -167,7 +166,7 @@ func locked(d turnstone.DomainID) error {
 }
 
 // insertNeeds notes what a turn keeps from deletion, or with an empty turn what the session keeps.
-func insertNeeds(ctx context.Context, tx *sql.Tx, s turnstone.SessionID, t turnstone.TurnID,
+func insertNeeds(ctx context.Context, tx *txn, s turnstone.SessionID, t turnstone.TurnID,
 	names []turnstone.Digest) error {
 	if len(names) == 0 {
 		return nil
@@ -183,7 +182,7 @@ func insertNeeds(ctx context.Context, tx *sql.Tx, s turnstone.SessionID, t turns
 	}
 	_, err := tx.ExecContext(ctx, "INSERT INTO needs (session, turn, names) VALUES (?,?,?)", s,
 		sql.NullString{String: string(t), Valid: t != ""}, list)
-	return dbError("needs", string(s), err)
+	return tx.fault("needs", string(s), err)
 }
 
 // Needs calls keep with the names of the objects that the turns of sealed sessions need, except the
@@ -221,14 +220,15 @@ type needs struct {
 }
 
 // insertBase notes that a session lies on the tree of a template, unless ref is empty.
-func insertBase(ctx context.Context, tx *sql.Tx, s turnstone.SessionID,
+func insertBase(ctx context.Context, tx *txn, s turnstone.SessionID,
 	ref turnstone.TreeRef) error {
 	if ref.Root == "" {
 		return nil
 	}
-	_, err := tx.ExecContext(ctx, "INSERT OR IGNORE INTO bases (session, root, hash) VALUES (?,?,?)",
+	_, err := tx.ExecContext(ctx, "INSERT INTO bases (session, root, hash) VALUES (?,?,?) "+
+		"ON CONFLICT DO NOTHING",
 		s, ref.Root, ref.Hash)
-	return dbError("needs", string(s), err)
+	return tx.fault("needs", string(s), err)
 }
 
 // A SessionBase is the tree of a template on which a turn of a sealed session began.
@@ -271,7 +271,7 @@ func (db *DB) MoveTo(ctx context.Context, id turnstone.SessionID, d turnstone.Do
 		}
 		stored[t.ID] = sealed
 	}
-	return db.write(ctx, func(tx *sql.Tx) error {
+	return db.write(ctx, func(tx *txn) error {
 		now, err := turns(ctx, tx, "WHERE session = ?", id)
 		if err != nil {
 			return err
@@ -292,12 +292,12 @@ func (db *DB) MoveTo(ctx context.Context, id turnstone.SessionID, d turnstone.Do
 			}
 			if _, err := tx.ExecContext(ctx, "UPDATE turns SET title = ?, state = ? WHERE id = ?",
 				s.Title, s.State, t.ID); err != nil {
-				return dbError("seal", string(id), err)
+				return db.fault("seal", string(id), err)
 			}
 		}
 		if _, err := tx.ExecContext(ctx, "UPDATE sessions SET domain = ? WHERE id = ?", d,
 			id); err != nil {
-			return dbError("seal", string(id), err)
+			return db.fault("seal", string(id), err)
 		}
 		for _, ref := range bases {
 			if err := insertBase(ctx, tx, id, ref); err != nil {
@@ -323,29 +323,9 @@ func noCheckpoint(ctx context.Context, q querier, id turnstone.SessionID) error 
 // Erase is Remove that also overwrites what the database has of the session, except its entries in
 // the log of heads.
 func (db *DB) Erase(ctx context.Context, id turnstone.SessionID) error {
-	if _, err := db.sql.ExecContext(ctx, "PRAGMA secure_delete = ON"); err != nil {
-		return dbError("erase", string(id), err)
-	}
-	err := db.Remove(ctx, id)
-	if err == nil {
-		err = db.emptyLog(ctx)
-	}
-	_, off := db.sql.ExecContext(ctx, "PRAGMA secure_delete = OFF")
-	return errors.Join(err, dbError("erase", string(id), off))
+	return db.erase(ctx, db.sql, func() error { return db.Remove(ctx, id) })
 }
 
 // Scrub rewrites the database without the parts of its file that are not used: they have older
 // versions of rows, such as titles of sessions that are sealed now.
-func (db *DB) Scrub(ctx context.Context) error {
-	if _, err := db.sql.ExecContext(ctx, "VACUUM"); err != nil {
-		return dbError("scrub", db.path, err)
-	}
-	return db.emptyLog(ctx)
-}
-
-// emptyLog empties the write-ahead log, which has older versions of pages. Other processes that read
-// keep it for as long as they do.
-func (db *DB) emptyLog(ctx context.Context) error {
-	_, err := db.sql.ExecContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)")
-	return dbError("scrub", db.path, err)
-}
+func (db *DB) Scrub(ctx context.Context) error { return db.scrub(ctx, db.sql) }

@@ -2,7 +2,8 @@
 // branches and tags. It refers to turns only by IDs and digests; their state is in the context
 // store, which this package does not use.
 //
-// All data is in a single SQLite database, which several processes may use concurrently.
+// All data is in a single SQLite database, which several processes may use concurrently, or in a schema
+// of a PostgreSQL database, which several machines may use.
 package session
 
 import (

@@ -2,8 +2,6 @@ package session
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -13,16 +11,6 @@ import (
 
 	"turnstone.dev/turnstone"
 )
-
-func open(t testing.TB, dir string) *DB {
-	t.Helper()
-	db, err := Open(t.Context(), filepath.Join(dir, "context.db"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = db.Close() })
-	return db
-}
 
 func must[T any](t testing.TB) func(v T, err error) T {
 	return func(v T, err error) T {
@@ -73,19 +61,12 @@ func finish(t testing.TB, db *DB, turn turnstone.Turn) turnstone.Turn {
 	return must[turnstone.Turn](t)(db.Turn(t.Context(), turn.ID))
 }
 
-func TestSessions(t *testing.T) {
-	ctx, dir := t.Context(), t.TempDir()
-	db := open(t, dir)
+func TestSessions(t *testing.T) { both(t, testSessions) }
+
+func testSessions(t *testing.T, place placer) {
+	ctx := t.Context()
+	db := open(t, place(t))
 	a := must[turnstone.Session](t)(db.Create(ctx, "research"))
-	if st, err := os.Stat(filepath.Join(dir, "context.db")); err != nil ||
-		st.Mode().Perm() != 0o600 {
-		t.Errorf("mode: %v, %v", st.Mode(), err)
-	}
-	for _, f := range []string{"context.db-wal", "context.db-shm"} {
-		if st, err := os.Stat(filepath.Join(dir, f)); err != nil || st.Mode().Perm() != 0o600 {
-			t.Errorf("%s: %v, %v", f, st, err)
-		}
-	}
 	_, err := db.Create(ctx, "research")
 	wantKind(t, "the name again", err, turnstone.KindInvalid)
 	if s := must[turnstone.Session](t)(db.Ensure(ctx, "research")); s != a {
@@ -116,8 +97,10 @@ func TestSessions(t *testing.T) {
 }
 
 // TestAdd: an ID that is chosen makes one session, whatever is asked with it again.
-func TestAdd(t *testing.T) {
-	db := open(t, t.TempDir())
+func TestAdd(t *testing.T) { both(t, testAdd) }
+
+func testAdd(t *testing.T, place placer) {
+	db := open(t, place(t))
 	id := turnstone.NewSessionID()
 	s := must[turnstone.Session](t)(db.Add(t.Context(), id, "work"))
 	if s.ID != id || s.Name != "work" {
@@ -165,9 +148,11 @@ func TestNamesOfDigits(t *testing.T) {
 	}
 }
 
-func TestTurns(t *testing.T) {
+func TestTurns(t *testing.T) { both(t, testTurns) }
+
+func testTurns(t *testing.T, place placer) {
 	ctx := t.Context()
-	db := open(t, t.TempDir())
+	db := open(t, place(t))
 	s := must[turnstone.Session](t)(db.Create(ctx, "s"))
 	one := must[turnstone.Turn](t)(db.Start(ctx, StartTurn{Session: s.ID, Kind: "run",
 		Title: " a\n title " + strings.Repeat("ä", 200)}))
@@ -191,8 +176,8 @@ func TestTurns(t *testing.T) {
 		one.Ended.IsZero() || one.Interrupted() {
 		t.Errorf("%+v", one)
 	}
-	if entries, _ := os.ReadDir(db.leases); len(entries) != 0 {
-		t.Errorf("leases left: %v", entries)
+	if left := leasesOf(t, db); len(left) != 0 {
+		t.Errorf("leases left: %v", left)
 	}
 	two := grow(t, db, s, Main)
 	if two.Number != 2 || two.Parent() != one.ID {
@@ -210,9 +195,11 @@ func TestTurns(t *testing.T) {
 	wantKind(t, "a removed turn", err, turnstone.KindNotFound)
 }
 
-func TestAbandon(t *testing.T) {
+func TestAbandon(t *testing.T) { both(t, testAbandon) }
+
+func testAbandon(t *testing.T, place placer) {
 	ctx := t.Context()
-	db := open(t, t.TempDir())
+	db := open(t, place(t))
 	a := must[turnstone.Turn](t)(db.Start(ctx, StartTurn{}))
 	if err := db.Abandon(ctx, a.ID); err != nil {
 		t.Fatal(err)
@@ -228,14 +215,16 @@ func TestAbandon(t *testing.T) {
 	if c := grow(t, db, s, Main); c.Number != 2 || len(c.Parents) != 0 {
 		t.Errorf("%+v", c)
 	}
-	if entries, _ := os.ReadDir(db.leases); len(entries) != 0 {
-		t.Errorf("leases left: %v", entries)
+	if left := leasesOf(t, db); len(left) != 0 {
+		t.Errorf("leases left: %v", left)
 	}
 }
 
-func TestDiverging(t *testing.T) {
+func TestDiverging(t *testing.T) { both(t, testDiverging) }
+
+func testDiverging(t *testing.T, place placer) {
 	ctx := t.Context()
-	db := open(t, t.TempDir())
+	db := open(t, place(t))
 	s := must[turnstone.Session](t)(db.Create(ctx, "s"))
 	base := grow(t, db, s, Main)
 	a := must[turnstone.Turn](t)(db.Start(ctx, StartTurn{Session: s.ID}))
@@ -281,9 +270,11 @@ func TestDiverging(t *testing.T) {
 	}
 }
 
-func TestResolve(t *testing.T) {
+func TestResolve(t *testing.T) { both(t, testResolve) }
+
+func testResolve(t *testing.T, place placer) {
 	ctx := t.Context()
-	db := open(t, t.TempDir())
+	db := open(t, place(t))
 	s := must[turnstone.Session](t)(db.Create(ctx, "research"))
 	t1 := grow(t, db, s, Main)
 	t2 := grow(t, db, s, Main)
@@ -343,9 +334,11 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-func TestHistory(t *testing.T) {
+func TestHistory(t *testing.T) { both(t, testHistory) }
+
+func testHistory(t *testing.T, place placer) {
 	ctx := t.Context()
-	db := open(t, t.TempDir())
+	db := open(t, place(t))
 	s := must[turnstone.Session](t)(db.Create(ctx, "s"))
 	t1 := grow(t, db, s, Main)
 	must[turnstone.Branch](t)(db.Fork(ctx, t1, "b"))
@@ -403,9 +396,11 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-func TestTags(t *testing.T) {
+func TestTags(t *testing.T) { both(t, testTags) }
+
+func testTags(t *testing.T, place placer) {
 	ctx := t.Context()
-	db := open(t, t.TempDir())
+	db := open(t, place(t))
 	s := must[turnstone.Session](t)(db.Create(ctx, "s"))
 	t1, t2 := grow(t, db, s, Main), grow(t, db, s, Main)
 	first := must[turnstone.Tag](t)(db.Tag(ctx, t1, "good"))
@@ -428,9 +423,11 @@ func TestTags(t *testing.T) {
 }
 
 // TestWeek is a week of sessions and gc, with its own clock.
-func TestWeek(t *testing.T) {
+func TestWeek(t *testing.T) { both(t, testWeek) }
+
+func testWeek(t *testing.T, place placer) {
 	ctx := t.Context()
-	db := open(t, t.TempDir())
+	db := open(t, place(t))
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	db.now = func() time.Time { return now }
 	rule := Rule{Anonymous: 7 * 24 * time.Hour, Unreachable: 3 * 24 * time.Hour}
@@ -505,9 +502,11 @@ func TestWeek(t *testing.T) {
 }
 
 // TestFreeName: the name for a turn that came second is unused and not reserved for turns.
-func TestFreeName(t *testing.T) {
+func TestFreeName(t *testing.T) { both(t, testFreeName) }
+
+func testFreeName(t *testing.T, place placer) {
 	ctx := t.Context()
-	db := open(t, t.TempDir())
+	db := open(t, place(t))
 	s := must[turnstone.Session](t)(db.Create(ctx, "s"))
 	base := rapid.StringMatching(`[a-z][a-z0-9._/-]{0,110}|turn`).Filter(func(s string) bool {
 		return CheckName("branch", s) == nil

@@ -22,7 +22,7 @@ func (db *DB) Create(ctx context.Context, name string) (turnstone.Session, error
 		return s, err
 	}
 	defer db.settle(domain)
-	err = db.write(ctx, func(tx *sql.Tx) (err error) {
+	err = db.write(ctx, func(tx *txn) (err error) {
 		s, err = db.create(ctx, tx, name, domain)
 		return err
 	})
@@ -46,7 +46,7 @@ func (db *DB) Add(ctx context.Context, id turnstone.SessionID, name string) (tur
 		return s, err
 	}
 	defer db.settle(domain)
-	err = db.write(ctx, func(tx *sql.Tx) (err error) {
+	err = db.write(ctx, func(tx *txn) (err error) {
 		s, err = oneSession(ctx, tx, string(id), "id = ?", string(id))
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
 			s, err = db.createAs(ctx, tx, id, name, domain)
@@ -61,12 +61,12 @@ func IsID(s string) bool { return idForm.MatchString(s) }
 
 var idForm = lazyregexp.New(`^s_[0-9a-v]{18}$`)
 
-func (db *DB) create(ctx context.Context, tx *sql.Tx, name string,
+func (db *DB) create(ctx context.Context, tx *txn, name string,
 	domain turnstone.DomainID) (turnstone.Session, error) {
 	return db.createAs(ctx, tx, turnstone.NewSessionID(), name, domain)
 }
 
-func (db *DB) createAs(ctx context.Context, tx *sql.Tx, id turnstone.SessionID, name string,
+func (db *DB) createAs(ctx context.Context, tx *txn, id turnstone.SessionID, name string,
 	domain turnstone.DomainID) (turnstone.Session, error) {
 	s := turnstone.Session{ID: id, Name: name, Created: db.now().UTC(), Domain: domain}
 	if name != "" {
@@ -86,7 +86,7 @@ func (db *DB) createAs(ctx context.Context, tx *sql.Tx, id turnstone.SessionID, 
 	if err == nil {
 		err = insertBranch(ctx, tx, turnstone.Branch{Session: s.ID, Name: Main, Created: s.Created})
 	}
-	return s, dbError("create", name, err)
+	return s, db.fault("create", name, err)
 }
 
 // Ensure returns the session called name, and creates it if it does not exist.
@@ -110,7 +110,8 @@ func (db *DB) EnsureNew(ctx context.Context, name string) (s turnstone.Session, 
 		return s, false, err
 	}
 	defer db.settle(domain)
-	err = db.write(ctx, func(tx *sql.Tx) (err error) {
+	err = db.write(ctx, func(tx *txn) (err error) {
+		created = false
 		s, err = find(ctx, tx, name) // another process may have been faster
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
 			s, err = db.create(ctx, tx, name, domain)
@@ -192,7 +193,7 @@ func (db *DB) Rename(ctx context.Context, id turnstone.SessionID, name string) (
 		return turnstone.Session{}, err
 	}
 	var s turnstone.Session
-	err := db.write(ctx, func(tx *sql.Tx) (err error) {
+	err := db.write(ctx, func(tx *txn) (err error) {
 		if s, err = find(ctx, tx, string(id)); err != nil {
 			return err
 		}
@@ -201,7 +202,7 @@ func (db *DB) Rename(ctx context.Context, id turnstone.SessionID, name string) (
 		}
 		s.Name = name
 		_, err = tx.ExecContext(ctx, "UPDATE sessions SET name = ? WHERE id = ?", name, id)
-		return dbError("rename", name, err)
+		return db.fault("rename", name, err)
 	})
 	return s, err
 }
@@ -212,7 +213,7 @@ func (db *DB) Remove(ctx context.Context, id turnstone.SessionID) error {
 	if err := db.reap(ctx); err != nil {
 		return err
 	}
-	return db.write(ctx, func(tx *sql.Tx) error {
+	return db.write(ctx, func(tx *txn) error {
 		s, err := find(ctx, tx, string(id))
 		if err != nil {
 			return err
@@ -222,7 +223,7 @@ func (db *DB) Remove(ctx context.Context, id turnstone.SessionID) error {
 			return err
 		}
 		_, err = tx.ExecContext(ctx, "DELETE FROM sessions WHERE id = ?", s.ID)
-		return dbError("remove", s.Label(), err)
+		return db.fault("remove", s.Label(), err)
 	})
 }
 

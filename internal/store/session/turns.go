@@ -9,7 +9,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/brief"
-	"turnstone.dev/turnstone/internal/sqlitefault"
 )
 
 // StartTurn describes the turn to start.
@@ -59,19 +58,23 @@ func (db *DB) Start(ctx context.Context, req StartTurn) (turnstone.Turn, error) 
 		req.Before(t.Domain)
 	}
 	// The lease comes first: a running turn without a lease is considered dead.
-	if err := db.lease(t.ID); err != nil {
+	if err := db.lease(ctx, t.ID); err != nil {
 		return turnstone.Turn{}, err
 	}
-	err = db.write(ctx, func(tx *sql.Tx) error { return db.start(ctx, tx, &t, stored.Title, req) })
+	var started turnstone.Turn
+	err = db.write(ctx, func(tx *txn) error {
+		started = t
+		return db.start(ctx, tx, &started, stored.Title, req)
+	})
 	if err != nil {
 		db.release(t.ID)
 		return turnstone.Turn{}, err
 	}
-	return t, nil
+	return started, nil
 }
 
 // start completes t. title is the title as it is stored.
-func (db *DB) start(ctx context.Context, tx *sql.Tx, t *turnstone.Turn, title string,
+func (db *DB) start(ctx context.Context, tx *txn, t *turnstone.Turn, title string,
 	req StartTurn) error {
 	if t.Session == "" {
 		s, err := db.create(ctx, tx, "", t.Domain)
@@ -112,7 +115,7 @@ func (db *DB) start(ctx context.Context, tx *sql.Tx, t *turnstone.Turn, title st
 		"UPDATE sessions SET next = next + 1 WHERE id = ? RETURNING next - 1",
 		t.Session).Scan(&t.Number)
 	if err != nil {
-		return dbError("start", string(t.Session), err)
+		return db.fault("start", string(t.Session), err)
 	}
 	stored := *t
 	stored.Title = title
@@ -136,18 +139,18 @@ func checkParent(ctx context.Context, q querier, s turnstone.SessionID, id turns
 }
 
 // insertTurn stores a turn, whose title and state are those that are stored: see DB.sealed.
-func insertTurn(ctx context.Context, tx *sql.Tx, t turnstone.Turn) error {
+func insertTurn(ctx context.Context, tx *txn, t turnstone.Turn) error {
 	_, err := tx.ExecContext(ctx,
 		"INSERT INTO turns ("+turnColumns+") VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
 		t.ID, t.Session, t.Number, t.Branch, t.Kind, t.Title, t.Status, t.Result, t.Record, t.State,
 		t.Statement, t.Envelope, unixNano(t.Started), unixNano(t.Ended))
 	if err != nil {
-		return dbError("start", string(t.ID), err)
+		return tx.fault("start", string(t.ID), err)
 	}
 	for i, p := range t.Parents {
 		if _, err := tx.ExecContext(ctx,
 			"INSERT INTO parents (turn, position, parent) VALUES (?,?,?)", t.ID, i, p); err != nil {
-			return dbError("start", string(t.ID), err)
+			return tx.fault("start", string(t.ID), err)
 		}
 	}
 	return nil
@@ -178,13 +181,19 @@ type Finish struct {
 // whose name is returned with diverged true. The objects that the turn refers to must already be
 // durable. A home that is not what the turn began with is an error of kind Unavailable. After an
 // error the lease is still held. A turn without a record keeps its checkpoint, if it has one: see
-// Reopen. If another process holds the database, such as a backup, Finish waits for longer than other
-// methods: what the turn did would be lost.
+// Reopen. If another process holds the database, such as a backup, or if the database is away, Finish
+// waits for longer than other methods: what the turn did would be lost. If another machine has the
+// turn's lease by then, the error is of kind Unavailable.
 func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged bool, err error) {
+	again := "" // the branch of a turn that an earlier attempt may have stored
 	for until := time.Now().Add(finishWait); ; db.waited.Add(1) {
-		onBranch, diverged, err = db.finish(ctx, f)
-		if !sqlitefault.Busy(err) || ctx.Err() != nil || time.Now().After(until) {
+		onBranch, diverged, err = db.finish(ctx, f, &again)
+		if !db.later(err) || ctx.Err() != nil || time.Now().After(until) {
 			return onBranch, diverged, err
+		}
+		select {
+		case <-time.After(pauseForLater):
+		case <-ctx.Done():
 		}
 	}
 }
@@ -192,28 +201,38 @@ func (db *DB) Finish(ctx context.Context, f Finish) (onBranch string, diverged b
 // finishWait bounds the wait of Finish for a locked database.
 const finishWait = 10 * time.Minute
 
-func (db *DB) finish(ctx context.Context, f Finish) (onBranch string, diverged bool, err error) {
+// finish is one attempt of Finish. again is the branch of the turn before the first attempt.
+func (db *DB) finish(ctx context.Context, f Finish, again *string) (onBranch string, diverged bool,
+	err error) {
 	was, err := turn(ctx, db.sql, f.Turn)
 	if err != nil {
 		return "", false, err
 	}
+	if *again != "" && was.Status == turnstone.TurnDone && was.Record == f.Record &&
+		was.Result == f.Result { // the answer to an earlier attempt was lost
+		db.release(f.Turn)
+		return was.Branch, was.Branch != *again, nil
+	}
+	*again = was.Branch
 	state, err := db.sealText(ctx, was.Domain, statePlace+string(f.Turn), string(f.State))
 	if err != nil {
 		return "", false, err
 	}
-	err = db.write(ctx, func(tx *sql.Tx) error {
+	err = db.write(ctx, func(tx *txn) error {
 		t, err := turn(ctx, tx, f.Turn)
 		if err != nil {
 			return err
 		}
 		if t.Status != turnstone.TurnRunning {
-			return turnstone.Errorf("session.finish", turnstone.KindInvalid, string(f.Turn),
-				"is not running")
+			return db.ended(ctx, tx, "session.finish", f.Turn)
+		}
+		if err := db.permitted(ctx, tx, t.ID); err != nil {
+			return err
 		}
 		_, err = tx.ExecContext(ctx, "UPDATE turns SET statement = ?, envelope = ? WHERE id = ?",
 			f.Statement, f.Envelope, t.ID)
 		if err != nil {
-			return dbError("finish", string(t.ID), err)
+			return db.fault("finish", string(t.ID), err)
 		}
 		if err := insertNeeds(ctx, tx, t.Session, t.ID, f.Needs); err != nil {
 			return err
@@ -239,7 +258,7 @@ func (db *DB) finish(ctx context.Context, f Finish) (onBranch string, diverged b
 		if err == nil && f.Record != "" { // otherwise the turn may be resumed
 			_, err = tx.ExecContext(ctx, "DELETE FROM checkpoints WHERE turn = ?", t.ID)
 		}
-		return dbError("finish", string(t.ID), err)
+		return db.fault("finish", string(t.ID), err)
 	})
 	if err == nil {
 		db.release(f.Turn)
@@ -247,16 +266,27 @@ func (db *DB) finish(ctx context.Context, f Finish) (onBranch string, diverged b
 	return onBranch, diverged, err
 }
 
+// ended returns the error for the end of a turn that does not run: it has ended before, or another
+// machine has found it interrupted.
+func (db *DB) ended(ctx context.Context, tx *txn, op turnstone.Op, id turnstone.TurnID) error {
+	if db.heldLease(id) != nil {
+		if err := db.permitted(ctx, tx, id); err != nil {
+			return err
+		}
+	}
+	return turnstone.Errorf(op, turnstone.KindInvalid, string(id), "is not running")
+}
+
 // SetEnvelope replaces the envelope of a turn's statement, to which somebody has added a signature:
 // the object from by the object to, which must be durable. needs is that of Finish, for the new
 // object. If the envelope is not from, the error is of kind Unavailable.
 func (db *DB) SetEnvelope(ctx context.Context, id turnstone.TurnID,
 	from, to turnstone.Digest, needs []turnstone.Digest) error {
-	return db.write(ctx, func(tx *sql.Tx) error {
+	return db.write(ctx, func(tx *txn) error {
 		res, err := tx.ExecContext(ctx,
 			"UPDATE turns SET envelope = ? WHERE id = ? AND envelope = ?", to, id, from)
 		if err != nil {
-			return dbError("sign", string(id), err)
+			return db.fault("sign", string(id), err)
 		}
 		if n, err := res.RowsAffected(); err == nil && n == 0 {
 			return turnstone.Errorf("session.sign", turnstone.KindUnavailable, string(id),
@@ -271,7 +301,7 @@ func (db *DB) SetEnvelope(ctx context.Context, id turnstone.TurnID,
 }
 
 // moveBranch makes t the head of its branch, or of a new branch.
-func (db *DB) moveBranch(ctx context.Context, tx *sql.Tx, t turnstone.Turn,
+func (db *DB) moveBranch(ctx context.Context, tx *txn, t turnstone.Turn,
 	expected *turnstone.TurnID) (string, bool, error) {
 	name, diverged, err := landing(ctx, tx, t, t.Branch, expected)
 	switch {
@@ -332,17 +362,19 @@ func (db *DB) AbandonFirst(ctx context.Context, id turnstone.TurnID) error {
 }
 
 func (db *DB) abandon(ctx context.Context, id turnstone.TurnID, named bool) error {
-	err := db.write(ctx, func(tx *sql.Tx) error {
+	err := db.write(ctx, func(tx *txn) error {
 		t, err := turn(ctx, tx, id)
 		if err != nil {
 			return err
 		}
 		if t.Status != turnstone.TurnRunning {
-			return turnstone.Errorf("session.abandon", turnstone.KindInvalid, string(id),
-				"is not running")
+			return db.ended(ctx, tx, "session.abandon", id)
+		}
+		if err := db.permitted(ctx, tx, id); err != nil {
+			return err
 		}
 		if _, err := tx.ExecContext(ctx, "DELETE FROM turns WHERE id = ?", id); err != nil {
-			return dbError("abandon", string(id), err)
+			return db.fault("abandon", string(id), err)
 		}
 		return removeEmpty(ctx, tx, t.Session, named)
 	})
@@ -354,14 +386,14 @@ func (db *DB) abandon(ctx context.Context, id turnstone.TurnID, named bool) erro
 
 // RemoveEmpty removes a session that was created for a turn that could not start, unless it has turns.
 func (db *DB) RemoveEmpty(ctx context.Context, s turnstone.SessionID) error {
-	return db.write(ctx, func(tx *sql.Tx) error { return removeEmpty(ctx, tx, s, true) })
+	return db.write(ctx, func(tx *txn) error { return removeEmpty(ctx, tx, s, true) })
 }
 
 // removeEmpty removes a session without turns and tags; one with a name only if named is set.
-func removeEmpty(ctx context.Context, tx *sql.Tx, s turnstone.SessionID, named bool) error {
+func removeEmpty(ctx context.Context, tx *txn, s turnstone.SessionID, named bool) error {
 	_, err := tx.ExecContext(ctx, `DELETE FROM sessions WHERE id = ?1 AND (name IS NULL OR ?2)
 		AND NOT EXISTS (SELECT 1 FROM turns WHERE session = ?1)`, s, named)
-	return dbError("abandon", string(s), err)
+	return tx.fault("abandon", string(s), err)
 }
 
 // freeName returns "<base>-<number>" as a name that is unused in the session and not reserved for
@@ -402,7 +434,7 @@ func turns(ctx context.Context, q querier, clause string, args ...any) ([]turnst
 			t.Parents = append(t.Parents, turnstone.TurnID(p))
 		}
 		return t, err
-	}, "SELECT "+turnColumns+`, coalesce((SELECT group_concat(parent, ' ' ORDER BY position)
+	}, "SELECT "+turnColumns+`, coalesce((SELECT string_agg(parent, ' ' ORDER BY position)
 		FROM parents WHERE turn = turns.id), ''),
 		(SELECT domain FROM sessions WHERE id = turns.session) FROM turns `+clause, args...)
 }

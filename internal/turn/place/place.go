@@ -4,7 +4,6 @@ package place
 
 import (
 	"context"
-	"os"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/plan"
@@ -207,14 +206,9 @@ func (at *Place) Keep(ctx context.Context, kept Kept, record, state turnstone.Di
 // turn has diverged, and its branch is new.
 func (at *Place) Lock(ctx context.Context, dir *statedir.Dir, asked string) (branch string,
 	diverged bool, unlock func(), err error) {
-	path := dir.Path("leases", string(at.Session.ID)+".head")
-	lock, err := statedir.Acquire(ctx, path, nil)
+	unlock, err = at.Context.DB.LockHeads(ctx, dir.Path("leases"), at.Session.ID)
 	if err != nil {
 		return "", false, nil, err
-	}
-	unlock = func() {
-		_ = os.Remove(path) // removed while it is locked; otherwise each session would leave a file
-		lock.Release()
 	}
 	branch, diverged, err = at.Context.DB.Landing(ctx, at.Turn.ID, asked, at.head())
 	if err != nil {
@@ -222,6 +216,14 @@ func (at *Place) Lock(ctx context.Context, dir *statedir.Dir, asked string) (bra
 		return "", false, nil, err
 	}
 	return branch, diverged, unlock, nil
+}
+
+// Running returns a context for the turn's work: see session.DB.Running.
+func (at *Place) Running(ctx context.Context) (context.Context, context.CancelFunc) {
+	if at.Replay {
+		return ctx, func() {}
+	}
+	return at.Context.DB.Running(ctx, at.Turn.ID)
 }
 
 // head is the turn that the branch must end with if this turn is the next.

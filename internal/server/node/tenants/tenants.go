@@ -82,6 +82,7 @@ type State struct {
 	Turns     *turns.Service
 	Templates *template.Store
 	Owners    *owners.Store // of its sessions
+	Database  string        // of its sessions, which other machines use too; empty: in Dir
 
 	sessions *sessions.Service
 	root     *statedir.Dir // of the node, which has the tenant's
@@ -228,12 +229,13 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 	o := s.o.Executor
 	o.Dir, o.Within = st.Dir.Root, s.root.Root
 	if st.shared != nil {
-		o.Store = storeOf(o.Store, tenant)
+		o.Store, o.Database = storeOf(o.Store, tenant), owners.Database(o.Database, tenant)
 	}
 	x, err := executor.Open(ctx, o)
 	if err != nil {
 		return nil, err
 	}
+	st.Database = o.Database
 	st.Executor, st.Runner, st.Sandboxes = x, x, sandboxes.NewStore(st.Dir.Root)
 	if s.o.Runner != nil {
 		st.Runner = s.o.Runner(tenant, x)
