@@ -11,6 +11,11 @@ from k8s_agent_sandbox.models import SandboxDirectConnectionConfig
 GROUP, EXT, VERSION = "agents.x-k8s.io", "extensions.agents.x-k8s.io", "v1beta1"
 PATIENCE = 600  # seconds: the template may have to be built
 
+# What python3 -m http.server would be: the template has no Python.
+SERVER = """$s = IO::Socket::INET->new(LocalPort => 8888, Listen => 9, ReuseAddr => 1) or die;
+while ($c = $s->accept) { while (<$c>) { last if /^\\r?$/ } print $c
+"HTTP/1.1 200 OK\\r\\nContent-Length: 9\\r\\nConnection: close\\r\\n\\r\\nserved by" ; close $c }"""
+
 
 def template(name, image="registry.example/base", **container):
     return {"apiVersion": f"{EXT}/{VERSION}", "kind": "SandboxTemplate", "metadata": {"name": name},
@@ -23,7 +28,7 @@ class Kubernetes(unittest.TestCase):
     def setUpClass(cls):
         config.load_kube_config()
         cls.api = client.CustomObjectsApi()
-        for t in (template("python"), template("served", command=["python3", "-m", "http.server", "8888"]),
+        for t in (template("python"), template("served", command=["perl", "-MIO::Socket::INET", "-e", SERVER]),
                   template("hostile", securityContext={"privileged": True})):
             cls.api.create_namespaced_custom_object(EXT, VERSION, "default", "sandboxtemplates", t)
             name = t["metadata"]["name"]
@@ -47,8 +52,8 @@ class Kubernetes(unittest.TestCase):
 
     def test_files(self):
         s = self.create()
-        s.files.write("hello.py", 'print("Hello, World!")\n')
-        self.assertEqual(s.commands.run("python3 hello.py").stdout, "Hello, World!\n")
+        s.files.write("hello.sh", 'echo "Hello, World!"\n')
+        self.assertEqual(s.commands.run("sh hello.sh").stdout, "Hello, World!\n")
         s.files.write("a/b.bin", io.BytesIO(bytes(range(256)) * 4096))
         self.assertEqual(s.files.read("a/b.bin"), bytes(range(256)) * 4096)
         self.assertEqual([(e.name, e.size, e.type) for e in s.files.list("a")], [("b.bin", 1 << 20, "file")])
@@ -61,7 +66,7 @@ class Kubernetes(unittest.TestCase):
         s = self.create("served")
         for _ in range(PATIENCE):  # the server in the sandbox needs a moment
             r = s.connector.send_request("GET", "")
-            if "Directory listing" in r.text:
+            if r.text == "served by":
                 return
             time.sleep(1)
         self.fail(r.text)

@@ -56,7 +56,10 @@ func (r *pools) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result, err
 			err = client.IgnoreNotFound(uerr)
 		}
 	}
-	return ctrl.Result{RequeueAfter: r.every}, err
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	return ctrl.Result{RequeueAfter: r.every}, nil
 }
 
 // follow sets the target of a pool.

@@ -76,7 +76,10 @@ func (r *sandboxes) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result,
 	if errors.As(err, &no) || turnstone.KindOf(err) == turnstone.KindInvalid {
 		return ctrl.Result{RequeueAfter: after}, nil // until the object changes
 	}
-	return ctrl.Result{RequeueAfter: after}, err
+	if err != nil {
+		return ctrl.Result{}, err // tried again, less and less often
+	}
+	return ctrl.Result{RequeueAfter: after}, nil
 }
 
 // take makes an object ours before anything is made for it.
@@ -220,7 +223,12 @@ func (r *sandboxes) match(ctx context.Context, s *sandboxv1.Sandbox, b *v1.Sandb
 	p := Process{}
 	if len(m.Argv) > 0 || len(m.Dirs) > 0 {
 		var err error
-		if p, err = r.o.Server.Run(ctx, s.Namespace, b.SandboxId, m); err != nil {
+		p, err = r.o.Server.Run(ctx, s.Namespace, b.SandboxId, m)
+		if turnstone.KindOf(err) == turnstone.KindNotFound {
+			r.finished(s, true, "the process cannot start: "+err.Error())
+			return r.next(left), nil
+		}
+		if err != nil {
 			return r.next(left), err
 		}
 	}
