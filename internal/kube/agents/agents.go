@@ -11,7 +11,9 @@ import (
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
@@ -128,6 +130,17 @@ func clip(s string) string {
 	}
 	return strings.ToValidUTF8(s, "?")
 }
+
+// result returns the outcome of a look at an object: one that was changed since is looked at again.
+func result(err error) (ctrl.Result, error) {
+	if apierrors.IsConflict(err) {
+		return ctrl.Result{RequeueAfter: soon}, nil
+	}
+	return ctrl.Result{}, client.IgnoreNotFound(err)
+}
+
+// soon is when an object is looked at again whose change the cache has not seen.
+const soon = 50 * time.Millisecond
 
 // key names an object.
 func key(o client.Object) types.NamespacedName { return client.ObjectKeyFromObject(o) }

@@ -84,7 +84,7 @@ func (r *claims) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result, er
 	}
 	if !same(was, &c.Status) {
 		if err := r.to.Status().Update(ctx, c); err != nil {
-			return ctrl.Result{}, client.IgnoreNotFound(err)
+			return result(err)
 		}
 	}
 	return ctrl.Result{RequeueAfter: after}, nil

@@ -57,7 +57,7 @@ func (r *pools) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result, err
 		}
 	}
 	if err != nil {
-		return ctrl.Result{}, err
+		return result(err)
 	}
 	return ctrl.Result{RequeueAfter: r.every}, nil
 }

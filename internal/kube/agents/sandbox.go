@@ -49,17 +49,17 @@ func (r *sandboxes) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result,
 		return ctrl.Result{}, nil
 	}
 	if !s.DeletionTimestamp.IsZero() {
-		return ctrl.Result{}, r.end(ctx, s)
+		return result(r.end(ctx, s))
 	}
 	if gone, err := r.claimGone(ctx, s); err != nil || gone {
 		if err == nil {
 			err = client.IgnoreNotFound(r.to.Delete(ctx, s, client.Preconditions{UID: &s.UID}))
 		}
-		return ctrl.Result{}, err
+		return result(err)
 	}
 	if !controllerutil.ContainsFinalizer(s, Finalizer) || s.Annotations[ClassAnnotation] == "" {
 		if err := r.take(ctx, s); err != nil {
-			return ctrl.Result{}, err
+			return result(err)
 		}
 	}
 	was := s.Status.DeepCopy()
@@ -69,6 +69,9 @@ func (r *sandboxes) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result,
 	}
 	if !same(was, &s.Status) {
 		if uerr := r.to.Status().Update(ctx, s); uerr != nil {
+			if err == nil {
+				return result(uerr)
+			}
 			return ctrl.Result{}, errors.Join(err, client.IgnoreNotFound(uerr))
 		}
 	}

@@ -71,8 +71,10 @@ func call(f func(ctx context.Context, c *wire.Client, w http.ResponseWriter, r *
 		c := wire.NewClient(stream)
 		defer func() { _ = c.Close() }()
 		err = f(r.Context(), c, w, r)
+		if err == nil {
+			return
+		}
 		switch turnstone.KindOf(err) {
-		case "":
 		case turnstone.KindNotFound:
 			refuse(w, http.StatusNotFound, "File not found")
 		case turnstone.KindInvalid:
