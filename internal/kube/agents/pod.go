@@ -192,7 +192,7 @@ func machine(s *sandboxv1.Sandbox, c *corev1.Container) (*v1.Machine, error) {
 	var volumes int64
 	for _, v := range s.Spec.VolumeClaimTemplates {
 		q := v.Spec.Resources.Requests[corev1.ResourceStorage]
-		if volumes += q.Value(); q.Value() < 0 || volumes > mostDisk {
+		if volumes += min(q.Value(), mostDisk); q.Value() < 0 || q.Value() > mostDisk || volumes > mostDisk {
 			return nil, Unsupported{"volumeClaimTemplates", "ask for more than a sandbox's disk can have"}
 		}
 	}
