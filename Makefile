@@ -59,6 +59,12 @@ build: bin/runsc ## build bin/turn, bin/turn-server and bin/runsc
 	$(STATIC) -o bin/turn ./cmd/turn
 	$(STATIC) -o bin/turn-server ./cmd/turn-server
 
+# The libraries of Kubernetes take minutes to build, so turn does not wait for them.
+.PHONY: operator
+operator: ## build bin/turn-operator, for Kubernetes
+	@mkdir -p bin
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags netgo,osusergo -ldflags '-s -w' -o bin/turn-operator ./cmd/turn-operator
+
 # This build takes more than a minute, and runs only after a change in runsc/.
 bin/runsc: $(RUNSC_INPUTS)
 	@mkdir -p bin

@@ -134,6 +134,27 @@ func TestSizes(t *testing.T) {
 	}
 }
 
+// TestKubernetesIsApart checks that the operator alone has libraries of Kubernetes.
+func TestKubernetesIsApart(t *testing.T) {
+	found := false
+	for _, p := range packages(t) {
+		n := name(p.ImportPath)
+		if among(n, "internal/kube/...") || n == "cmd/turn-operator" {
+			found = true
+			continue
+		}
+		for _, d := range p.Deps {
+			if strings.HasPrefix(d, "k8s.io/") || strings.HasPrefix(d, "sigs.k8s.io/") ||
+				among(name(d), "internal/kube/...") && strings.HasPrefix(d, module+"/") {
+				t.Errorf("%s imports %s", p.ImportPath, d)
+			}
+		}
+	}
+	if !found {
+		t.Error("there is no operator")
+	}
+}
+
 func TestImports(t *testing.T) {
 	all := packages(t)
 	for who, bad := range mustNotImport {

@@ -132,6 +132,34 @@ func (c Client) Server(ctx context.Context, host string) (*remote.Server, error)
 	return c.connect(ctx, store, address, name, h)
 }
 
+// With is Server for a host that is not this machine, with tokens from elsewhere.
+func (c Client) With(ctx context.Context, host string, token remote.Token) (*remote.Server, error) {
+	store, err := c.store()
+	if err != nil {
+		return nil, err
+	}
+	list, err := store.Load()
+	if err != nil {
+		return nil, err
+	}
+	name, h := host, list.Hosts[host]
+	if h == nil {
+		if name, h, err = list.Find(host); err != nil {
+			return nil, err
+		}
+	}
+	address, err := remote.ParseAddress(h.URL)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := c.key(ctx, store)
+	if err != nil {
+		return nil, err
+	}
+	return remote.NewServer(remote.ServerOptions{Address: address, Key: pair, Token: token,
+		Pins: pins(store, address, name, h)}), nil
+}
+
 // Operator returns the server of this machine over the operator's socket. The error is of kind
 // Unavailable if none runs.
 func (c Client) Operator(ctx context.Context) (*remote.Server, error) {

@@ -1,0 +1,162 @@
+// Command turn-operator serves agent-sandbox's objects of a Kubernetes cluster with the sandboxes of a
+// Turnstone server: see docs/kubernetes.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/alecthomas/kong"
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/kube/agents"
+	"turnstone.dev/turnstone/internal/kube/control"
+	"turnstone.dev/turnstone/internal/kube/router"
+)
+
+// flags are the command line.
+type flags struct {
+	Host      string   `help:"The server: a name of hosts.toml, or an address there." required:""`
+	Home      string   `help:"Folder with hosts.toml and the operator's key." env:"TURN_HOME" type:"path"`
+	TokenFile string   `help:"File with the operator's token." required:"" type:"path"`
+	Default   bool     `help:"Serve objects without a runtime class, too."`
+	Image     []string `help:"Replace the beginning of images' names (FROM=TO)." placeholder:"FROM=TO" sep:"none"`
+	Router    string   `help:"HOST:PORT of the router for agent-sandbox's clients; off for none." default:"off"`
+	Metrics   string   `help:"HOST:PORT of metrics; 0 for none." default:"127.0.0.1:8080"`
+	Health    string   `help:"HOST:PORT of /healthz and /readyz; 0 for none." default:"127.0.0.1:8081"`
+	Elect     string   `help:"Namespace of the Lease that elects a leader; none: without election."`
+	LogLevel  string   `help:"Least important messages: debug, info, warn or error." default:"info"`
+}
+
+func main() {
+	var f flags
+	kong.Parse(&f, kong.Name("turn-operator"),
+		kong.Description("Serve agent-sandbox's objects with the sandboxes of a Turnstone server."))
+	if err := run(ctrl.SetupSignalHandler(), f); err != nil {
+		fmt.Fprintln(os.Stderr, "turn-operator:", err)
+		if hint := turnstone.HintOf(err); hint != "" {
+			fmt.Fprintln(os.Stderr, "hint:", hint)
+		}
+		os.Exit(1)
+	}
+}
+
+// run serves until ctx ends.
+func run(ctx context.Context, f flags) error {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(f.LogLevel)); err != nil {
+		return err
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	ctrl.SetLogger(logr.FromSlogHandler(log.Handler()))
+	cfg, err := ctrl.GetConfig()
+	if err != nil {
+		return err
+	}
+	to, err := control.New(ctx, control.Options{Host: f.Host, Dir: f.Home, TokenFile: f.TokenFile})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = to.Close() }()
+	o := &agents.Options{Server: to, Default: f.Default, Log: log}
+	for _, text := range f.Image {
+		from, by, ok := strings.Cut(text, "=")
+		if !ok || from == "" {
+			return turnstone.Errorf("operator.start", turnstone.KindInvalid, "--image "+text, "is not FROM=TO")
+		}
+		o.Images = append(o.Images, agents.Image{From: from, To: by})
+	}
+	if o.Cluster, err = cluster(ctx, cfg); err != nil {
+		return err
+	}
+	m, err := newManager(cfg, f, to)
+	if err != nil {
+		return err
+	}
+	if err := agents.Add(m, o); err != nil {
+		return err
+	}
+	if f.Router != "off" {
+		if err := m.Add(&listener{f.Router, router.New(router.Options{Server: to, Cluster: o.Cluster, Log: log}), log}); err != nil {
+			return err
+		}
+	}
+	return m.Start(ctx)
+}
+
+// newManager returns a manager without controllers.
+func newManager(cfg *rest.Config, f flags, to *control.Client) (manager.Manager, error) {
+	scheme, err := agents.Scheme()
+	if err != nil {
+		return nil, err
+	}
+	m, err := ctrl.NewManager(cfg, ctrl.Options{Scheme: scheme, Metrics: server.Options{BindAddress: f.Metrics},
+		HealthProbeBindAddress: f.Health, LeaderElection: f.Elect != "", LeaderElectionNamespace: f.Elect,
+		LeaderElectionID: "turn-operator.turnstone.dev", LeaderElectionReleaseOnCancel: true})
+	if err != nil {
+		return nil, err
+	}
+	return m, errors.Join(m.AddHealthzCheck("ping", healthz.Ping),
+		m.AddReadyzCheck("server", func(r *http.Request) error { return to.Check(r.Context()) }))
+}
+
+// cluster returns what tells this cluster from others: it is as old as the cluster.
+func cluster(ctx context.Context, cfg *rest.Config) (string, error) {
+	c, err := client.New(cfg, client.Options{})
+	if err != nil {
+		return "", err
+	}
+	n := &corev1.Namespace{}
+	err = c.Get(ctx, client.ObjectKey{Name: "kube-system"}, n)
+	return string(n.UID), err
+}
+
+// A listener serves the router in each operator, whoever leads.
+type listener struct {
+	address string
+	handler http.Handler
+	log     *slog.Logger
+}
+
+const (
+	headerTime = 10 * time.Second
+	endTime    = 10 * time.Second
+)
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (*listener) NeedLeaderElection() bool { return false }
+
+// Start implements manager.Runnable.
+func (l *listener) Start(ctx context.Context) error {
+	at, err := net.Listen("tcp", l.address)
+	if err != nil {
+		return err
+	}
+	l.log.Info("serving agent-sandbox's clients", "address", at.Addr().String())
+	s := &http.Server{Handler: l.handler, ReadHeaderTimeout: headerTime}
+	stop := context.AfterFunc(ctx, func() {
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
+		defer cancel()
+		_ = s.Shutdown(end)
+	})
+	defer stop()
+	if err := s.Serve(at); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}

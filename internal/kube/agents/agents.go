@@ -1,0 +1,146 @@
+// Package agents serves the objects of agent-sandbox (sigs.k8s.io/agent-sandbox): Sandbox, SandboxClaim
+// and SandboxWarmPool, with SandboxTemplate. Each becomes calls to the control API of a server, which
+// has all state that matters: a reconciler that is restarted at any point repeats nothing.
+//
+// Objects are written by users: their fields are untrusted input.
+package agents
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+)
+
+// A Server is the control API for the tenants of a cluster: a tenant is a namespace. Create is
+// idempotent: the same key never makes two sandboxes. Errors have a turnstone.Kind.
+type Server interface {
+	Create(ctx context.Context, namespace string, r *v1.CreateSandboxRequest) (*v1.Sandbox, error)
+	// List returns the sandboxes with these metadata that were not removed, also those that are created.
+	List(ctx context.Context, namespace string, metadata map[string]string) ([]*v1.Sandbox, error)
+	Delete(ctx context.Context, namespace, id string) error
+	Pause(ctx context.Context, namespace, id string) error
+	Resume(ctx context.Context, namespace, id string) error
+	SetLife(ctx context.Context, namespace, id string, life time.Duration) error
+	// Run makes sure that the sandbox's process was started, and returns what is known of it.
+	Run(ctx context.Context, namespace, id string, m Main) (Process, error)
+}
+
+// Main is the process of a sandbox, and directories that have to be there before it.
+type Main struct {
+	Argv, Env []string
+	Cwd, User string
+	Dirs      []string
+	Again     Restart
+}
+
+// Restart says after which ends a process is started again.
+type Restart string
+
+// The values are those of a pod's restartPolicy.
+const (
+	Always    Restart = "Always"
+	OnFailure Restart = "OnFailure"
+	Never     Restart = "Never"
+)
+
+// A Process is the last process of a Main.
+type Process struct {
+	Ended  bool
+	Failed bool
+}
+
+// Options say what is served.
+type Options struct {
+	Server Server
+	// Cluster tells sandboxes of this cluster from those of others at the same server.
+	Cluster string
+	// Default serves objects that name no runtime class, too.
+	Default bool
+	// Images replace the beginning of images' names, in order: the first that fits.
+	Images []Image
+	Log    *slog.Logger
+	// Again is the time between two looks at an object that did not change; 0: five minutes.
+	Again time.Duration
+}
+
+// An Image replaces names of images that begin with From by To and the rest of the name.
+type Image struct{ From, To string }
+
+// RuntimeClass is the class of objects that are served, and the value of ClassAnnotation.
+const RuntimeClass = "turnstone"
+
+// Names of ours in objects, and in the metadata of sandboxes.
+const (
+	// ClassAnnotation says who serves an object.
+	ClassAnnotation = "turnstone.dev/class"
+	// Finalizer keeps an object until its sandbox has ended.
+	Finalizer = "turnstone.dev/sandbox"
+
+	// MetadataUID, MetadataName, MetadataNamespace and MetadataCluster name the object of a sandbox.
+	MetadataUID       = "kubernetes.uid"
+	MetadataName      = "kubernetes.name"
+	MetadataNamespace = "kubernetes.namespace"
+	MetadataCluster   = "kubernetes.cluster"
+)
+
+// TemplatePrefix begins images that are templates of the server: the name follows.
+const TemplatePrefix = "turnstone.dev/template/"
+
+// life is how long a sandbox lives that nobody ends: it is prolonged when half is over.
+const life = 30 * 24 * time.Hour
+
+// again returns the time between two looks.
+func (o *Options) again() time.Duration {
+	if o.Again == 0 {
+		return 5 * time.Minute
+	}
+	return o.Again
+}
+
+// ours is the metadata by which the sandbox of an object is found.
+func (o *Options) ours(uid types.UID) map[string]string {
+	return map[string]string{MetadataUID: string(uid), MetadataCluster: o.Cluster}
+}
+
+// image returns the name of an image or template at the server.
+func (o *Options) image(name string) string {
+	for _, i := range o.Images {
+		if rest, ok := strings.CutPrefix(name, i.From); ok {
+			name = i.To + rest
+			break
+		}
+	}
+	return strings.TrimPrefix(name, TemplatePrefix)
+}
+
+// maxText bounds a message in a condition, in bytes: it may have a server's words.
+const maxText = 1024
+
+func clip(s string) string {
+	if len(s) > maxText {
+		s = s[:maxText] + "..."
+	}
+	return strings.ToValidUTF8(s, "?")
+}
+
+// result returns the outcome of a look at an object: one that was changed since is looked at again.
+func result(err error) (ctrl.Result, error) {
+	if apierrors.IsConflict(err) {
+		return ctrl.Result{RequeueAfter: soon}, nil
+	}
+	return ctrl.Result{}, client.IgnoreNotFound(err)
+}
+
+// soon is when an object is looked at again whose change the cache has not seen.
+const soon = 50 * time.Millisecond
+
+// key names an object.
+func key(o client.Object) types.NamespacedName { return client.ObjectKeyFromObject(o) }

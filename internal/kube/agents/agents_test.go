@@ -1,0 +1,383 @@
+package agents_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	sandboxv1 "sigs.k8s.io/agent-sandbox/api/v1beta1"
+	extv1 "sigs.k8s.io/agent-sandbox/extensions/api/v1beta1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	metrics "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"turnstone.dev/turnstone/internal/kube/agents"
+	"turnstone.dev/turnstone/internal/kube/kubetest"
+)
+
+// patience bounds each wait, on a machine that does much else.
+const patience = 2 * time.Minute
+
+func TestMain(m *testing.M) {
+	ctrl.SetLogger(logr.Discard())
+	os.Exit(m.Run())
+}
+
+// A world is a cluster, and what acts on it.
+type world struct {
+	*testing.T
+	cluster *kubetest.Cluster
+	admin   client.Client
+	server  *server
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{T: t, cluster: kubetest.Run(t, "../../.."), server: newServer()}
+	cfg, err := w.cluster.Config(kubetest.Admin)
+	w.must(err)
+	scheme, err := agents.Scheme()
+	w.must(err)
+	w.admin, err = client.New(cfg, client.Options{Scheme: scheme})
+	w.must(err)
+	return w
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// until waits until f is true.
+func (w *world) until(what string, f func() bool) {
+	w.Helper()
+	for end := time.Now().Add(patience); !f(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(end) {
+			w.Fatalf("waiting until %s took too long; sandboxes: %v", what, w.server.all())
+		}
+	}
+}
+
+// operator runs an operator until stop is called. before is called before each of its writes.
+func (w *world) operator(s *server, write func(after bool) error) (stop func()) {
+	w.Helper()
+	cfg, err := w.cluster.Config("turn-operator", "system:masters")
+	w.must(err)
+	scheme, err := agents.Scheme()
+	w.must(err)
+	m, err := ctrl.NewManager(cfg, ctrl.Options{Scheme: scheme, Metrics: metrics.Options{BindAddress: "0"},
+		NewClient: func(cfg *rest.Config, o client.Options) (client.Client, error) {
+			c, err := client.NewWithWatch(cfg, o)
+			if err != nil || write == nil {
+				return c, err
+			}
+			return interceptor.NewClient(c, faulty(write)), nil
+		}})
+	w.must(err)
+	w.must(agents.Add(m, &agents.Options{Server: s, Cluster: "test", Default: true, Log: slog.New(slog.DiscardHandler),
+		Again: time.Second}))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- m.Start(ctx) }()
+	stopped := false
+	stop = func() {
+		if !stopped {
+			stopped = true
+			cancel()
+			if err := <-done; err != nil {
+				w.Errorf("the operator: %v", err)
+			}
+		}
+	}
+	w.Cleanup(stop)
+	return stop
+}
+
+// faulty calls write before and after each write.
+func faulty(write func(after bool) error) interceptor.Funcs {
+	around := func(f func() error) error {
+		if err := write(false); err != nil {
+			return err
+		}
+		if err := f(); err != nil {
+			return err
+		}
+		return write(true)
+	}
+	return interceptor.Funcs{
+		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
+			return around(func() error { return c.Create(ctx, o, opts...) })
+		},
+		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
+			return around(func() error { return c.Patch(ctx, o, p, opts...) })
+		},
+		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
+			return around(func() error { return c.Delete(ctx, o, opts...) })
+		},
+		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object,
+			opts ...client.SubResourceUpdateOption) error {
+			return around(func() error { return c.SubResource(sub).Update(ctx, o, opts...) })
+		},
+	}
+}
+
+// sandbox returns a Sandbox whose container has an image.
+func sandbox(name string) *sandboxv1.Sandbox {
+	s := &sandboxv1.Sandbox{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}}
+	s.Spec.PodTemplate.Spec = corev1.PodSpec{Containers: []corev1.Container{{Name: "main",
+		Image: "turnstone.dev/template/base", Command: []string{"sleep", "1000"},
+		Env: []corev1.EnvVar{{Name: "A", Value: "b"}}}}}
+	return s
+}
+
+// condition returns a condition of an object.
+func (w *world) condition(o client.Object, kind string) metav1.Condition {
+	w.Helper()
+	if err := w.admin.Get(w.Context(), client.ObjectKeyFromObject(o), o); err != nil {
+		if !apierrors.IsNotFound(err) {
+			w.Fatal(err)
+		}
+		return metav1.Condition{Reason: "gone"}
+	}
+	all := []metav1.Condition{}
+	switch x := o.(type) {
+	case *sandboxv1.Sandbox:
+		all = x.Status.Conditions
+	case *extv1.SandboxClaim:
+		all = x.Status.Conditions
+	}
+	if c := meta.FindStatusCondition(all, kind); c != nil {
+		return *c
+	}
+	return metav1.Condition{}
+}
+
+func (w *world) becomes(o client.Object, reason string) {
+	w.Helper()
+	last := metav1.Condition{}
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		if last = w.condition(o, "Ready"); last.Reason == reason {
+			return
+		}
+		if time.Now().After(end) {
+			w.Fatalf("%s is %+v and not %s", o.GetName(), last, reason)
+		}
+	}
+}
+
+// writes counts what the operator wrote about an object.
+func (w *world) writes(name string) (n int) {
+	w.Helper()
+	all, err := w.cluster.Writes()
+	w.must(err)
+	for _, one := range all {
+		if one.User == "turn-operator" && one.Name == name {
+			n++
+		}
+	}
+	return n
+}
+
+func TestSandbox(t *testing.T) {
+	w := newWorld(t)
+	w.operator(w.server, nil)
+	t.Run("life", w.life)
+	t.Run("claims", w.claims)
+	t.Run("refused", w.refused)
+	t.Run("time", w.time)
+}
+
+// life follows a Sandbox from its creation to its end.
+func (w *world) life(t *testing.T) {
+	s := sandbox("life")
+	w.must(w.admin.Create(t.Context(), s))
+	w.becomes(s, sandboxv1.SandboxReasonDependenciesReady)
+	all := w.server.all()
+	if len(all) != 1 || all[0].request.GetTemplate() != "base" || all[0].request.Env["A"] != "b" ||
+		len(all[0].main) != 1 || all[0].tenant != "default" {
+		t.Fatalf("sandboxes are %+v", all)
+	}
+	if n := w.writes("life"); n != 2 {
+		t.Errorf("the operator wrote %d times until the sandbox was ready, not 2", n)
+	}
+	s.Spec.OperatingMode = sandboxv1.SandboxOperatingModeSuspended
+	w.must(w.admin.Update(t.Context(), s))
+	w.becomes(s, sandboxv1.SandboxReasonSuspended)
+	if c := w.condition(s, "Suspended"); c.Status != metav1.ConditionTrue || !w.server.all()[0].Paused {
+		t.Errorf("suspended: %+v", c)
+	}
+	s.Spec.OperatingMode = sandboxv1.SandboxOperatingModeRunning
+	w.must(w.admin.Update(t.Context(), s))
+	w.becomes(s, sandboxv1.SandboxReasonDependenciesReady)
+	if w.server.all()[0].Paused || w.server.created != 1 {
+		t.Error("the sandbox was not resumed")
+	}
+	w.must(w.admin.Delete(t.Context(), s))
+	w.becomes(s, "gone")
+	if all := w.server.all(); len(all) != 0 {
+		t.Errorf("sandboxes are left: %v", all)
+	}
+}
+
+// claims follows a claim, and one that the template refuses.
+func (w *world) claims(t *testing.T) {
+	tmpl := &extv1.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Name: "t", Namespace: "default"}}
+	tmpl.Spec.SandboxBlueprint = sandbox("").Spec.SandboxBlueprint
+	tmpl.Spec.EnvVarsInjectionPolicy = extv1.EnvVarsInjectionPolicyAllowed
+	pool := &extv1.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default"},
+		Spec: extv1.SandboxWarmPoolSpec{TemplateRef: extv1.SandboxTemplateRef{Name: "t"}}}
+	claim := &extv1.SandboxClaim{ObjectMeta: metav1.ObjectMeta{Name: "claim", Namespace: "default"},
+		Spec: extv1.SandboxClaimSpec{WarmPoolRef: extv1.SandboxWarmPoolRef{Name: "p"},
+			Env: []extv1.EnvVar{{Name: "C", Value: "d"}}}}
+	w.must(w.admin.Create(t.Context(), claim))
+	w.becomes(claim, "WarmPoolNotFound")
+	w.must(w.admin.Create(t.Context(), tmpl))
+	w.must(w.admin.Create(t.Context(), pool))
+	w.becomes(claim, sandboxv1.SandboxReasonDependenciesReady)
+	if all := w.server.all(); len(all) != 1 || all[0].request.Env["C"] != "d" || claim.Status.SandboxStatus.Name != "claim" {
+		t.Errorf("sandboxes are %+v", all)
+	}
+	w.until("the pool has its target", func() bool {
+		w.must(w.admin.Get(t.Context(), client.ObjectKeyFromObject(pool), pool))
+		return pool.Status.ReadyReplicas == 1
+	})
+	refused := &extv1.SandboxClaim{ObjectMeta: metav1.ObjectMeta{Name: "refused", Namespace: "default"},
+		Spec: extv1.SandboxClaimSpec{WarmPoolRef: extv1.SandboxWarmPoolRef{Name: "p"},
+			Env: []extv1.EnvVar{{Name: "A", Value: "other"}}}}
+	w.must(w.admin.Create(t.Context(), refused))
+	w.becomes(refused, "EnvVarsInjectionRejected")
+	w.must(w.admin.Delete(t.Context(), refused))
+	w.must(w.admin.Delete(t.Context(), claim))
+	w.until("the claim's sandbox has ended", func() bool { return len(w.server.all()) == 0 })
+	w.becomes(&sandboxv1.Sandbox{ObjectMeta: claim.ObjectMeta}, "gone")
+}
+
+// refused tries pods that no sandbox can be.
+func (w *world) refused(t *testing.T) {
+	yes := true
+	for name, change := range map[string]func(p *corev1.PodSpec){
+		"hostNetwork": func(p *corev1.PodSpec) { p.HostNetwork = true },
+		"privileged": func(p *corev1.PodSpec) {
+			p.Containers[0].SecurityContext = &corev1.SecurityContext{Privileged: &yes}
+		},
+		"sidecar": func(p *corev1.PodSpec) {
+			p.Containers = append(p.Containers, corev1.Container{Name: "more", Image: "x"})
+		},
+		"hostPath": func(p *corev1.PodSpec) {
+			p.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
+				HostPath: &corev1.HostPathVolumeSource{Path: "/"}}}}
+		},
+	} {
+		s := sandbox(strings.ToLower(name))
+		change(&s.Spec.PodTemplate.Spec)
+		w.must(w.admin.Create(t.Context(), s))
+		w.becomes(s, agents.ReasonInvalid)
+		w.must(w.admin.Delete(t.Context(), s))
+	}
+	other := "gvisor"
+	s := sandbox("others")
+	s.Spec.PodTemplate.Spec.RuntimeClassName = &other
+	w.must(w.admin.Create(t.Context(), s))
+	after := sandbox("after")
+	w.must(w.admin.Create(t.Context(), after))
+	w.becomes(after, sandboxv1.SandboxReasonDependenciesReady)
+	if w.must(w.admin.Get(t.Context(), client.ObjectKeyFromObject(s), s)); len(s.Finalizers) > 0 {
+		t.Error("an object of another class was taken")
+	}
+	w.must(w.admin.Delete(t.Context(), s))
+	w.must(w.admin.Delete(t.Context(), after))
+	w.becomes(after, "gone")
+}
+
+// time lets the time of two Sandboxes end.
+func (w *world) time(t *testing.T) {
+	soon, remove := metav1.NewTime(time.Now().Add(2*time.Second)), sandboxv1.ShutdownPolicyDelete
+	keep, gone := sandbox("keep"), sandbox("go")
+	keep.Spec.ShutdownTime, gone.Spec.ShutdownTime, gone.Spec.ShutdownPolicy = &soon, &soon, &remove
+	w.must(w.admin.Create(t.Context(), keep))
+	w.must(w.admin.Create(t.Context(), gone))
+	w.becomes(keep, sandboxv1.SandboxReasonExpired)
+	w.becomes(gone, "gone")
+	if all := w.server.all(); len(all) != 0 {
+		t.Errorf("sandboxes are left: %v", all)
+	}
+	w.must(w.admin.Delete(t.Context(), keep))
+	w.becomes(keep, "gone")
+}
+
+// TestRestarts ends the operator before and after each of its steps in the life of a Sandbox, and
+// starts another.
+func TestRestarts(t *testing.T) {
+	w := newWorld(t)
+	steps := w.lifeWithFault("none", -1)
+	if steps < 10 {
+		t.Fatalf("a life has %d steps", steps)
+	}
+	for n := range steps {
+		w.lifeWithFault(fmt.Sprintf("fault-%d", n), n)
+	}
+	t.Logf("%d restarts", steps)
+}
+
+// lifeWithFault follows a Sandbox whose operator ends at its step number at, and returns how many
+// steps there were.
+func (w *world) lifeWithFault(name string, at int) int {
+	w.Helper()
+	w.server = newServer()
+	var steps atomic.Int64
+	var crashed atomic.Bool
+	down := make(chan struct{})
+	step := func() error {
+		if crashed.Load() {
+			return errCrash
+		}
+		if n := steps.Add(1) - 1; int(n) == at && crashed.CompareAndSwap(false, true) {
+			close(down)
+			return errCrash
+		}
+		return nil
+	}
+	w.server.step = func(string, bool) error { return step() }
+	stop := w.operator(w.server, func(bool) error { return step() })
+	over := make(chan struct{})
+	restarted := make(chan func(), 1)
+	go func() {
+		select {
+		case <-down:
+			stop()
+			crashed.Store(false) // no step has that number again
+			restarted <- w.operator(w.server, nil)
+		case <-over:
+			restarted <- stop
+		}
+	}()
+	s := sandbox(name)
+	w.must(w.admin.Create(w.Context(), s))
+	w.becomes(s, sandboxv1.SandboxReasonDependenciesReady)
+	for _, b := range w.server.all() {
+		if len(b.main) != 1 {
+			w.Errorf("%s: %d processes", name, len(b.main))
+		}
+	}
+	w.must(w.admin.Delete(w.Context(), s))
+	w.becomes(s, "gone")
+	if all := w.server.all(); len(all) != 0 || w.server.created != 1 {
+		w.Errorf("%s: %d sandboxes were made, and are left: %v", name, w.server.created, all)
+	}
+	close(over)
+	(<-restarted)()
+	return int(steps.Load())
+}

@@ -1,0 +1,149 @@
+package agents
+
+import (
+	"context"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	sandboxv1 "sigs.k8s.io/agent-sandbox/api/v1beta1"
+	extv1 "sigs.k8s.io/agent-sandbox/extensions/api/v1beta1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+)
+
+// Scheme returns the kinds of objects that are served.
+func Scheme() (*runtime.Scheme, error) {
+	s := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, sandboxv1.AddToScheme,
+		extv1.AddToScheme} {
+		if err := add(s); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+const (
+	// parallel bounds the objects of a kind that are followed at the same time: a sandbox may wait for
+	// its image.
+	parallel = 64
+	// poolEvery is the time between two looks at a pool.
+	poolEvery = 5 * time.Second
+	// sweepEvery is the time between two sweeps, and sweepAge the age of what they look at.
+	sweepEvery = 10 * time.Minute
+	sweepAge   = 5 * time.Minute
+)
+
+// Add makes a manager serve the objects.
+func Add(m manager.Manager, o *Options) error {
+	skip := true // names of controllers are of one process here, which may have several managers
+	many := controller.Options{MaxConcurrentReconciles: parallel, SkipNameValidation: &skip}
+	boxes := &sandboxes{o: o, to: m.GetClient(), live: m.GetAPIReader()}
+	if err := ctrl.NewControllerManagedBy(m).For(&sandboxv1.Sandbox{}).
+		Watches(&extv1.SandboxClaim{}, handler.EnqueueRequestsFromMapFunc(sameName)).
+		WithOptions(many).Complete(boxes); err != nil {
+		return err
+	}
+	of := &claims{o: o, to: m.GetClient()}
+	if err := ctrl.NewControllerManagedBy(m).For(&extv1.SandboxClaim{}).Owns(&sandboxv1.Sandbox{}).
+		Watches(&extv1.SandboxWarmPool{}, handler.EnqueueRequestsFromMapFunc(of.waiting)).
+		Watches(&extv1.SandboxTemplate{}, handler.EnqueueRequestsFromMapFunc(of.waiting)).
+		WithOptions(many).Complete(of); err != nil {
+		return err
+	}
+	some := &pools{o: o, to: m.GetClient(), every: poolEvery}
+	if err := ctrl.NewControllerManagedBy(m).For(&extv1.SandboxWarmPool{}).
+		WithOptions(many).Complete(some); err != nil {
+		return err
+	}
+	return m.Add(&sweeper{o: o, live: m.GetAPIReader()})
+}
+
+// sameName asks for the Sandbox that has the name of a claim.
+func sameName(_ context.Context, o client.Object) []reconcile.Request {
+	return []reconcile.Request{{NamespacedName: key(o)}}
+}
+
+// waiting asks for the claims of a namespace that have no sandbox.
+func (r *claims) waiting(ctx context.Context, o client.Object) (all []reconcile.Request) {
+	list := &extv1.SandboxClaimList{}
+	if r.to.List(ctx, list, client.InNamespace(o.GetNamespace())) != nil {
+		return nil
+	}
+	for n := range list.Items {
+		if c := &list.Items[n]; c.Status.SandboxStatus.Name == "" {
+			all = append(all, reconcile.Request{NamespacedName: key(c)})
+		}
+	}
+	return all
+}
+
+// A sweeper removes sandboxes whose objects are gone: such as those whose finalizer a user removed, or
+// whose creation reached the server after all.
+type sweeper struct {
+	o    *Options
+	live client.Reader
+}
+
+// Start implements manager.Runnable. It runs where the leader is.
+func (s *sweeper) Start(ctx context.Context) error {
+	for t := time.NewTicker(sweepEvery); ; {
+		if err := s.sweep(ctx, sweepAge); err != nil && ctx.Err() == nil {
+			s.o.Log.Warn("sandboxes without objects were not looked for", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return nil
+		case <-t.C:
+		}
+	}
+}
+
+// sweep looks at all namespaces.
+func (s *sweeper) sweep(ctx context.Context, age time.Duration) error {
+	all := &corev1.NamespaceList{}
+	if err := s.live.List(ctx, all); err != nil {
+		return err
+	}
+	for _, n := range all.Items {
+		boxes, err := s.o.Server.List(ctx, n.Name, map[string]string{MetadataCluster: s.o.Cluster})
+		if err != nil {
+			s.o.Log.Warn("the sandboxes of a namespace were not listed", "namespace", n.Name, "error", err)
+			continue
+		}
+		for _, b := range boxes {
+			if time.Since(b.Created.AsTime()) < age {
+				continue
+			}
+			if err := s.look(ctx, n.Name, b); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// look removes a sandbox if its object is gone.
+func (s *sweeper) look(ctx context.Context, namespace string, b *v1.Sandbox) error {
+	o := &sandboxv1.Sandbox{}
+	err := s.live.Get(ctx, client.ObjectKey{Namespace: namespace, Name: b.Metadata[MetadataName]}, o)
+	if err == nil && o.UID == types.UID(b.Metadata[MetadataUID]) {
+		return nil
+	}
+	if err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	s.o.Log.Info("removing a sandbox whose object is gone", "namespace", namespace, "sandbox", b.SandboxId)
+	return s.o.Server.Delete(ctx, namespace, b.SandboxId)
+}

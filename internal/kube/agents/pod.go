@@ -1,0 +1,268 @@
+package agents
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	sandboxv1 "sigs.k8s.io/agent-sandbox/api/v1beta1"
+
+	"turnstone.dev/turnstone/internal/api"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+)
+
+// Bounds of a sandbox at the control API.
+const (
+	maxEnv      = 64
+	maxName     = 128
+	maxValue    = 2048
+	maxMetadata = 32
+	maxKey      = 64
+	maxMetaText = 256
+	maxImage    = 255
+
+	leastMemory = 256 << 20
+	mostMemory  = 1 << 40
+	leastDisk   = 16 << 20
+	mostDisk    = 16 << 40
+	mostCPUs    = 64
+	// usualDisk is added to what volumes ask for.
+	usualDisk = 4 << 30
+)
+
+var (
+	envName   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	metaKey   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._/-]*$`)
+	imageName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$`)
+)
+
+// Unsupported is the error about a pod that no sandbox can be.
+type Unsupported struct{ Field, Why string }
+
+func (u Unsupported) Error() string { return u.Field + ": " + u.Why }
+
+// convert returns the call that creates the sandbox of an object, and its process. The request is the
+// same for the same object, whenever it is made. An error is Unsupported.
+func (o *Options) convert(s *sandboxv1.Sandbox) (*v1.CreateSandboxRequest, Main, error) {
+	pod := &s.Spec.PodTemplate.Spec
+	if err := supported(pod); err != nil {
+		return nil, Main{}, err
+	}
+	c := &pod.Containers[0]
+	r := &v1.CreateSandboxRequest{IdempotencyKey: string(s.UID), Timeout: durationpb.New(life),
+		Cwd: c.WorkingDir, Metadata: o.ours(s.UID)}
+	image := o.image(c.Image)
+	if len(image) > maxImage || !imageName.MatchString(image) {
+		return nil, Main{}, Unsupported{"containers[0].image", "is not the name of an image"}
+	}
+	r.Source = &v1.CreateSandboxRequest_Image{Image: image}
+	if api.IsTemplateName(image) {
+		r.Source = &v1.CreateSandboxRequest_Template{Template: image}
+	}
+	var err error
+	if r.Env, err = environment(s, c); err != nil {
+		return nil, Main{}, err
+	}
+	if r.Machine, err = machine(s, c); err != nil {
+		return nil, Main{}, err
+	}
+	m, err := process(s, pod, c)
+	r.Metadata[MetadataName], r.Metadata[MetadataNamespace] = s.Name, s.Namespace
+	labels := s.Spec.PodTemplate.ObjectMeta.Labels
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		if v := labels[k]; len(k) <= maxKey && metaKey.MatchString(k) && len(v) <= maxMetaText &&
+			len(r.Metadata) < maxMetadata && r.Metadata[k] == "" {
+			r.Metadata[k] = v
+		}
+	}
+	return r, m, err
+}
+
+// supported reports what a pod asks for that a sandbox cannot have.
+func supported(p *corev1.PodSpec) error {
+	for _, f := range []struct {
+		asked      bool
+		field, why string
+	}{
+		{p.HostNetwork, "hostNetwork", "a sandbox has a network of its own"},
+		{p.HostPID, "hostPID", "a sandbox has processes of its own"},
+		{p.HostIPC, "hostIPC", "a sandbox has a kernel of its own"},
+		{len(p.Containers) != 1, "containers", "a sandbox has exactly one, without sidecars"},
+		{len(p.InitContainers) > 0, "initContainers", "a sandbox has one container"},
+		{len(p.EphemeralContainers) > 0, "ephemeralContainers", "a sandbox has one container"},
+		{len(p.HostAliases) > 0, "hostAliases", "names come from the sandbox's name server"},
+		{p.DNSConfig != nil, "dnsConfig", "names come from the sandbox's name server"},
+		{len(p.ResourceClaims) > 0, "resourceClaims", "a sandbox has no devices"},
+		{p.OS != nil && p.OS.Name != corev1.Linux, "os", "a sandbox runs Linux"},
+	} {
+		if f.asked {
+			return Unsupported{f.field, f.why}
+		}
+	}
+	for n, v := range p.Volumes {
+		if v.EmptyDir == nil && v.PersistentVolumeClaim == nil {
+			return Unsupported{fmt.Sprintf("volumes[%d]", n), "only emptyDir, and the claims of volumeClaimTemplates"}
+		}
+	}
+	return supportedContainer(&p.Containers[0])
+}
+
+func supportedContainer(c *corev1.Container) error {
+	if x := c.SecurityContext; x != nil {
+		if x.Privileged != nil && *x.Privileged {
+			return Unsupported{"containers[0].securityContext.privileged", "a sandbox has no rights on its host"}
+		}
+		if x.Capabilities != nil && len(x.Capabilities.Add) > 0 {
+			return Unsupported{"containers[0].securityContext.capabilities.add", "a sandbox has the capabilities of its own kernel"}
+		}
+	}
+	if len(c.VolumeDevices) > 0 {
+		return Unsupported{"containers[0].volumeDevices", "a sandbox has no devices"}
+	}
+	if len(c.EnvFrom) > 0 {
+		return Unsupported{"containers[0].envFrom", "secrets and settings go through the sandbox's channel"}
+	}
+	if c.Lifecycle != nil {
+		return Unsupported{"containers[0].lifecycle", "a sandbox has no hooks"}
+	}
+	for n, p := range c.Ports {
+		if p.HostPort != 0 {
+			return Unsupported{fmt.Sprintf("containers[0].ports[%d].hostPort", n), "ports are reached through the router"}
+		}
+	}
+	for name := range c.Resources.Limits {
+		switch name {
+		case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage:
+		default:
+			return Unsupported{"containers[0].resources.limits[" + string(name) + "]", "a sandbox has no devices"}
+		}
+	}
+	return nil
+}
+
+// environment returns the variables of a container.
+func environment(s *sandboxv1.Sandbox, c *corev1.Container) (map[string]string, error) {
+	if len(c.Env) > maxEnv {
+		return nil, Unsupported{"containers[0].env", "has more than " + strconv.Itoa(maxEnv) + " variables"}
+	}
+	all := make(map[string]string, len(c.Env))
+	for n, e := range c.Env {
+		field := fmt.Sprintf("containers[0].env[%d]", n)
+		value := e.Value
+		if f := e.ValueFrom; f != nil {
+			switch {
+			case f.FieldRef == nil:
+				return nil, Unsupported{field, "only fieldRef: secrets go through the sandbox's channel"}
+			case f.FieldRef.FieldPath == "metadata.name":
+				value = s.Name
+			case f.FieldRef.FieldPath == "metadata.namespace":
+				value = s.Namespace
+			case f.FieldRef.FieldPath == "metadata.uid":
+				value = string(s.UID)
+			default:
+				return nil, Unsupported{field, "only metadata.name, metadata.namespace and metadata.uid"}
+			}
+		}
+		if len(e.Name) > maxName || !envName.MatchString(e.Name) || len(value) > maxValue {
+			return nil, Unsupported{field, "the name is no variable's, or the value is longer than 2048 bytes"}
+		}
+		all[e.Name] = value
+	}
+	return all, nil
+}
+
+// machine returns the size that a container asks for; zero values are the template's.
+func machine(s *sandboxv1.Sandbox, c *corev1.Container) (*v1.Machine, error) {
+	of := func(name corev1.ResourceName) *resource.Quantity {
+		for _, list := range []corev1.ResourceList{c.Resources.Limits, c.Resources.Requests} {
+			if q, ok := list[name]; ok {
+				return &q
+			}
+		}
+		return resource.NewQuantity(0, resource.DecimalSI)
+	}
+	cpus, memory, disk := of(corev1.ResourceCPU).MilliValue(), of(corev1.ResourceMemory).Value(),
+		of(corev1.ResourceEphemeralStorage).Value()
+	var volumes int64
+	for _, v := range s.Spec.VolumeClaimTemplates {
+		q := v.Spec.Resources.Requests[corev1.ResourceStorage]
+		if volumes += min(q.Value(), mostDisk); q.Value() < 0 || q.Value() > mostDisk || volumes > mostDisk {
+			return nil, Unsupported{"volumeClaimTemplates", "ask for more than a sandbox's disk can have"}
+		}
+	}
+	if volumes > 0 && disk == 0 {
+		disk = usualDisk
+	}
+	if disk += volumes; cpus < 0 || memory < 0 || disk < 0 || cpus > mostCPUs*1000 || memory > mostMemory ||
+		disk > mostDisk {
+		return nil, Unsupported{"containers[0].resources", "are more than a sandbox can have"}
+	}
+	if cpus == 0 && memory == 0 && disk == 0 {
+		return nil, nil
+	}
+	m := &v1.Machine{Cpus: uint32((cpus + 999) / 1000)}
+	if memory > 0 {
+		m.Memory = uint64(max(memory, leastMemory))
+	}
+	if disk > 0 {
+		m.Disk = uint64(max(disk, leastDisk))
+	}
+	return m, nil
+}
+
+// process returns the process of a container: the image's own if it names none, which is not started.
+func process(s *sandboxv1.Sandbox, pod *corev1.PodSpec, c *corev1.Container) (Main, error) {
+	m := Main{Argv: slices.Concat(c.Command, c.Args), Cwd: c.WorkingDir, Again: Restart(pod.RestartPolicy)}
+	if m.Again == "" {
+		m.Again = Always
+	}
+	if len(c.Command) == 0 && len(c.Args) > 0 {
+		return m, Unsupported{"containers[0].args", "have no command: name it in containers[0].command"}
+	}
+	var user, group *int64
+	if x := pod.SecurityContext; x != nil {
+		user, group = x.RunAsUser, x.RunAsGroup
+	}
+	if x := c.SecurityContext; x != nil {
+		if x.RunAsUser != nil {
+			user = x.RunAsUser
+		}
+		if x.RunAsGroup != nil {
+			group = x.RunAsGroup
+		}
+	}
+	if user != nil {
+		m.User = strconv.FormatInt(*user, 10)
+		if group != nil {
+			m.User += ":" + strconv.FormatInt(*group, 10)
+		}
+	}
+	claims := make(map[string]bool)
+	for _, v := range s.Spec.VolumeClaimTemplates {
+		claims[v.Name] = true
+	}
+	for _, v := range pod.Volumes {
+		if v.PersistentVolumeClaim == nil || claims[v.PersistentVolumeClaim.ClaimName] {
+			claims[v.Name] = true
+		}
+	}
+	for n, v := range c.VolumeMounts {
+		field := fmt.Sprintf("containers[0].volumeMounts[%d]", n)
+		switch {
+		case !claims[v.Name]:
+			return m, Unsupported{field, "names no volume that a sandbox can have"}
+		case v.SubPath != "" || v.SubPathExpr != "":
+			return m, Unsupported{field, "a part of a volume cannot be mounted"}
+		case !path.IsAbs(v.MountPath) || len(v.MountPath) > 512:
+			return m, Unsupported{field, "mountPath is not an absolute path of at most 512 bytes"}
+		}
+		m.Dirs = append(m.Dirs, path.Clean(v.MountPath))
+	}
+	return m, nil
+}

@@ -1,0 +1,152 @@
+package agents_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"turnstone.dev/turnstone"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/kube/agents"
+)
+
+// A server is a control API in memory, as strict as the real one about idempotency keys.
+type server struct {
+	mu      sync.Mutex
+	boxes   map[string]*box
+	keys    map[string]string // of creations, to IDs
+	created int
+	targets map[string]int32 // of pools
+	// step is called before and after each effect; an error is the caller's answer.
+	step func(what string, after bool) error
+}
+
+type box struct {
+	v1.Sandbox
+	request *v1.CreateSandboxRequest
+	main    []agents.Main
+	tenant  string
+}
+
+func newServer() *server {
+	return &server{boxes: make(map[string]*box), keys: make(map[string]string), targets: make(map[string]int32)}
+}
+
+// do makes an effect, between the two calls of step.
+func (s *server) do(what string, f func() error) error {
+	if s.step != nil {
+		if err := s.step(what, false); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	err := f()
+	s.mu.Unlock()
+	if err == nil && s.step != nil {
+		err = s.step(what, true)
+	}
+	return err
+}
+
+func (s *server) Create(_ context.Context, namespace string, r *v1.CreateSandboxRequest) (out *v1.Sandbox, err error) {
+	err = s.do("create", func() error {
+		k := namespace + "/" + r.IdempotencyKey
+		if id, has := s.keys[k]; has {
+			b := s.boxes[id]
+			if b == nil || !proto.Equal(b.request, r) {
+				return turnstone.Errorf("test", turnstone.KindInvalid, "the key", "was of another request")
+			}
+			out = proto.Clone(&b.Sandbox).(*v1.Sandbox)
+			return nil
+		}
+		s.created++
+		id := fmt.Sprintf("sb_%d", s.created)
+		b := &box{tenant: namespace, request: proto.Clone(r).(*v1.CreateSandboxRequest)}
+		b.SandboxId, b.State, b.Node, b.Metadata = id, v1.SandboxState_SANDBOX_STATE_READY, "n1", r.Metadata
+		b.Created, b.Expires = timestamppb.Now(), timestamppb.New(time.Now().Add(r.Timeout.AsDuration()))
+		s.boxes[id], s.keys[k] = b, id
+		out = proto.Clone(&b.Sandbox).(*v1.Sandbox)
+		return nil
+	})
+	return out, err
+}
+
+func (s *server) List(_ context.Context, namespace string, metadata map[string]string) (all []*v1.Sandbox, err error) {
+	err = s.do("list", func() error {
+		for _, b := range s.boxes {
+			fits := b.tenant == namespace
+			for k, v := range metadata {
+				fits = fits && b.Metadata[k] == v
+			}
+			if fits {
+				all = append(all, proto.Clone(&b.Sandbox).(*v1.Sandbox))
+			}
+		}
+		return nil
+	})
+	return all, err
+}
+
+// change changes a sandbox.
+func (s *server) change(what, namespace, id string, f func(b *box)) error {
+	return s.do(what, func() error {
+		b := s.boxes[id]
+		if b == nil || b.tenant != namespace {
+			return turnstone.Errorf("test", turnstone.KindNotFound, id, "is not there")
+		}
+		f(b)
+		return nil
+	})
+}
+
+func (s *server) Delete(_ context.Context, namespace, id string) error {
+	return s.change("delete", namespace, id, func(*box) { delete(s.boxes, id) })
+}
+
+func (s *server) Pause(_ context.Context, namespace, id string) error {
+	return s.change("pause", namespace, id, func(b *box) { b.Paused = true })
+}
+
+func (s *server) Resume(_ context.Context, namespace, id string) error {
+	return s.change("resume", namespace, id, func(b *box) { b.Paused = false })
+}
+
+func (s *server) SetLife(_ context.Context, namespace, id string, life time.Duration) error {
+	return s.change("life", namespace, id, func(b *box) { b.Expires = timestamppb.New(time.Now().Add(life)) })
+}
+
+func (s *server) Run(_ context.Context, namespace, id string, m agents.Main) (agents.Process, error) {
+	return agents.Process{}, s.change("run", namespace, id, func(b *box) {
+		if len(b.main) == 0 {
+			b.main = append(b.main, m)
+		}
+	})
+}
+
+func (s *server) SetPool(_ context.Context, namespace, name string, _ *v1.CreateSandboxRequest, replicas int32,
+	_ time.Duration) (int32, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.targets[namespace+"/"+name] = replicas
+	return replicas, nil
+}
+
+// all returns a copy of the sandboxes.
+func (s *server) all() (list []*box) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for b := range maps.Values(s.boxes) {
+		c := &box{request: b.request, main: b.main, tenant: b.tenant}
+		proto.Merge(&c.Sandbox, &b.Sandbox)
+		list = append(list, c)
+	}
+	return list
+}
+
+var errCrash = errors.New("the operator has crashed")

@@ -1,0 +1,247 @@
+// Package control calls the control API of a server for the tenants of a cluster: each namespace is a
+// tenant, for which the operator's token makes others that live for an hour.
+package control
+
+import (
+	"context"
+	"io"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"turnstone.dev/turnstone"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/remote"
+	"turnstone.dev/turnstone/internal/remote/hosts"
+	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/wire"
+)
+
+// Options say which server, and with what.
+type Options struct {
+	// Host is the server's name in Dir's list of hosts, or its address.
+	Host string
+	// Dir is a folder with the list of hosts and the key of this client; empty: the user's.
+	Dir string
+	// TokenFile is a file with the operator's token, which is read for each new token of a tenant.
+	TokenFile string
+}
+
+// scopes are what a tenant's token grants. The operator's own has to grant these, tokens:issue and
+// tenants:issue.
+var scopes = []string{string(auth.SandboxesCreate), string(auth.SandboxesRead), string(auth.SandboxesConnect),
+	string(auth.SandboxesControl), string(auth.SandboxesDelete), string(auth.TemplatesRead)}
+
+const (
+	tokenLife = time.Hour
+	renewIn   = tokenLife / 2
+)
+
+// A Client calls the control API. Its methods are safe for concurrent use. Close it.
+type Client struct {
+	o    Options
+	own  *remote.Server
+	make func(ctx context.Context, token remote.Token) (*remote.Server, error)
+
+	mu  sync.Mutex
+	all map[string]*tenant
+}
+
+// A tenant is a namespace.
+type tenant struct {
+	server *remote.Server
+	boxes  *remote.Sandboxes
+
+	mu    sync.Mutex
+	token string
+	renew time.Time
+}
+
+// New returns a client. It connects when it is used.
+func New(ctx context.Context, o Options) (*Client, error) {
+	read := func() (string, error) { return hosts.ReadToken(o.TokenFile) }
+	c := &Client{o: o, all: make(map[string]*tenant)}
+	c.make = func(ctx context.Context, token remote.Token) (*remote.Server, error) {
+		return hosts.Client{Dir: o.Dir}.With(ctx, o.Host, token)
+	}
+	var err error
+	c.own, err = c.make(ctx, read)
+	return c, err
+}
+
+// Close closes idle connections.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, t := range c.all {
+		_ = t.server.Close()
+	}
+	return c.own.Close()
+}
+
+// Check reports why the server cannot be used.
+func (c *Client) Check(ctx context.Context) error {
+	_, err := c.own.Server.ListTokens(ctx, connect.NewRequest(&v1.ListTokensRequest{Page: &v1.Page{Size: 1}}))
+	return err
+}
+
+// of returns the tenant of a namespace, with a token that is valid.
+func (c *Client) of(ctx context.Context, namespace string) (*tenant, error) {
+	if namespace == auth.OperatorTenant {
+		return nil, turnstone.Errorf("kube.tenant", turnstone.KindDenied, "namespace "+namespace,
+			"has the name of the server's own tenant").WithHint("use another namespace")
+	}
+	c.mu.Lock()
+	t := c.all[namespace]
+	if t == nil {
+		t = &tenant{}
+		s, err := c.make(ctx, func() (string, error) {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			return t.token, nil
+		})
+		if err != nil {
+			c.mu.Unlock()
+			return nil, err
+		}
+		t.server, t.boxes = s, s.AllSandboxes()
+		c.all[namespace] = t
+	}
+	c.mu.Unlock()
+	return t, c.renewed(ctx, t, namespace)
+}
+
+// renewed makes a tenant's token, unless the one that is there lives for long enough.
+func (c *Client) renewed(ctx context.Context, t *tenant, namespace string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if time.Now().Before(t.renew) {
+		return nil
+	}
+	a, err := c.own.Server.CreateToken(ctx, connect.NewRequest(&v1.CreateTokenRequest{Name: "kubernetes",
+		Ttl: durationpb.New(tokenLife), Tenant: namespace, Scopes: scopes,
+		Subject: "kubernetes namespace " + namespace}))
+	if err != nil {
+		return err
+	}
+	t.token, t.renew = a.Msg.Secret, time.Now().Add(renewIn)
+	return nil
+}
+
+// Create creates a sandbox, of which this client is the owner.
+func (c *Client) Create(ctx context.Context, namespace string, r *v1.CreateSandboxRequest) (*v1.Sandbox, error) {
+	t, err := c.of(ctx, namespace)
+	if err != nil {
+		return nil, err
+	}
+	a, err := t.server.Sandboxes.CreateSandbox(ctx, connect.NewRequest(r))
+	if err != nil {
+		return nil, err
+	}
+	return a.Msg.Sandbox, nil
+}
+
+// Get returns a sandbox.
+func (c *Client) Get(ctx context.Context, namespace, id string) (*v1.Sandbox, error) {
+	t, err := c.of(ctx, namespace)
+	if err != nil {
+		return nil, err
+	}
+	a, err := t.server.Sandboxes.GetSandbox(ctx, connect.NewRequest(&v1.GetSandboxRequest{SandboxId: id}))
+	if err != nil {
+		return nil, err
+	}
+	return a.Msg.Sandbox, nil
+}
+
+// maxPages bounds a list.
+const maxPages = 1000
+
+// List returns the sandboxes with these metadata that were not removed.
+func (c *Client) List(ctx context.Context, namespace string, metadata map[string]string) (all []*v1.Sandbox,
+	err error) {
+	t, err := c.of(ctx, namespace)
+	if err != nil {
+		return nil, err
+	}
+	page := &v1.Page{}
+	for range maxPages {
+		a, err := t.server.Sandboxes.ListSandboxes(ctx, connect.NewRequest(&v1.ListSandboxesRequest{Page: page,
+			Filter: &v1.SandboxFilter{Metadata: metadata}}))
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range a.Msg.Sandboxes {
+			if !s.Removed {
+				all = append(all, s)
+			}
+		}
+		if page.Token = a.Msg.NextPageToken; page.Token == "" {
+			return all, nil
+		}
+	}
+	return nil, turnstone.Errorf("kube.list", turnstone.KindInternal, "the list of sandboxes", "has no end")
+}
+
+// Delete removes a sandbox; it does nothing if there is none.
+func (c *Client) Delete(ctx context.Context, namespace, id string) error {
+	t, err := c.of(ctx, namespace)
+	if err != nil {
+		return err
+	}
+	if err := t.boxes.Remove(ctx, turnstone.SandboxID(id)); turnstone.KindOf(err) != turnstone.KindNotFound {
+		return err
+	}
+	return nil
+}
+
+// Pause pauses a sandbox with its memory.
+func (c *Client) Pause(ctx context.Context, namespace, id string) error {
+	t, err := c.of(ctx, namespace)
+	if err != nil {
+		return err
+	}
+	return t.boxes.Pause(ctx, turnstone.SandboxID(id))
+}
+
+// Resume resumes a paused sandbox.
+func (c *Client) Resume(ctx context.Context, namespace, id string) error {
+	t, err := c.of(ctx, namespace)
+	if err != nil {
+		return err
+	}
+	return t.boxes.Resume(ctx, turnstone.SandboxID(id))
+}
+
+// SetLife sets the time to a sandbox's stop, from now.
+func (c *Client) SetLife(ctx context.Context, namespace, id string, life time.Duration) error {
+	t, err := c.of(ctx, namespace)
+	if err != nil {
+		return err
+	}
+	_, err = t.server.Sandboxes.SetSandboxTimeout(ctx, connect.NewRequest(&v1.SetSandboxTimeoutRequest{
+		SandboxId: id, Timeout: durationpb.New(max(life, time.Second))}))
+	return err
+}
+
+// Open opens a channel to a sandbox's agent. The caller closes it.
+func (c *Client) Open(ctx context.Context, namespace, id string) (io.ReadWriteCloser, error) {
+	t, err := c.of(ctx, namespace)
+	if err != nil {
+		return nil, err
+	}
+	return t.boxes.Open(ctx, turnstone.SandboxID(id))
+}
+
+// Use calls f with a connection to a sandbox's agent.
+func (c *Client) Use(ctx context.Context, namespace, id string, f func(*wire.Client) error) error {
+	stream, err := c.Open(ctx, namespace, id)
+	if err != nil {
+		return err
+	}
+	w := wire.NewClient(stream)
+	defer func() { _ = w.Close() }()
+	return f(w)
+}

@@ -1,0 +1,107 @@
+package kubetest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// AgentSandbox returns the folder of the module sigs.k8s.io/agent-sandbox.
+func AgentSandbox(ctx context.Context) (string, error) {
+	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/agent-sandbox")
+	out, err := cmd.Output()
+	return strings.TrimSpace(string(out)), err
+}
+
+// Objects decodes the objects of a YAML text.
+func Objects(text []byte) (all []*unstructured.Unstructured, err error) {
+	for d := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096); ; {
+		u := &unstructured.Unstructured{}
+		if err := d.Decode(u); errors.Is(err, io.EOF) {
+			return all, nil
+		} else if err != nil {
+			return nil, err
+		}
+		if len(u.Object) > 0 {
+			all = append(all, u)
+		}
+	}
+}
+
+// InstallCRDs creates the definitions in the files of a folder, and waits until they are served.
+func (c *Cluster) InstallCRDs(ctx context.Context, folder string) error {
+	files, err := filepath.Glob(filepath.Join(folder, "*.yaml"))
+	if err != nil {
+		return err
+	}
+	slices.Sort(files)
+	cfg, err := c.Config(Admin)
+	if err != nil {
+		return err
+	}
+	to, err := client.New(cfg, client.Options{})
+	if err != nil {
+		return err
+	}
+	var names []client.ObjectKey
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		all, err := Objects(text)
+		if err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+		for _, u := range all {
+			if err := to.Create(ctx, u); err != nil && !apierrors.IsAlreadyExists(err) {
+				return fmt.Errorf("%s: %w", file, err)
+			}
+			names = append(names, client.ObjectKey{Name: u.GetName()})
+		}
+	}
+	for _, n := range names {
+		if err := established(ctx, to, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// established waits until a definition is served.
+func established(ctx context.Context, from client.Client, n client.ObjectKey) error {
+	ctx, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	for {
+		u := &unstructured.Unstructured{}
+		u.SetAPIVersion("apiextensions.k8s.io/v1")
+		u.SetKind("CustomResourceDefinition")
+		if err := from.Get(ctx, n, u); err != nil {
+			return err
+		}
+		list, _, _ := unstructured.NestedSlice(u.Object, "status", "conditions")
+		for _, one := range list {
+			if m, ok := one.(map[string]any); ok && m["type"] == "Established" && m["status"] == "True" {
+				return nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s is not served: %w", n.Name, ctx.Err())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}

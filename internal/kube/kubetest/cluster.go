@@ -1,0 +1,288 @@
+package kubetest
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// A Cluster is an etcd and a kube-apiserver. End it.
+type Cluster struct {
+	dir  string
+	auth *authority
+	port int
+	etcd *program
+	api  *program
+
+	apiArgs []string
+	path    string // of the kube-apiserver
+}
+
+// Admin is a user who may do everything.
+const Admin = "admin"
+
+const (
+	// startTime bounds a start, on a machine that does much else.
+	startTime = 5 * time.Minute
+	// endTime is how long a program may take to end before it is killed.
+	endTime = 10 * time.Second
+)
+
+// Start starts a cluster whose files are in dir, which is empty and this user's alone.
+func Start(ctx context.Context, p Programs, dir string) (*Cluster, error) {
+	c := &Cluster{dir: dir, path: p.APIServer}
+	if err := c.files(); err != nil {
+		return nil, err
+	}
+	if err := c.start(ctx, p); err != nil {
+		c.End()
+		return nil, err
+	}
+	return c, nil
+}
+
+// files writes certificates and the policy of the audit log.
+func (c *Cluster) files() (err error) {
+	if c.auth, err = newAuthority(c.dir); err != nil {
+		return err
+	}
+	if err := errors.Join(c.auth.issue("server", "kube-apiserver"), c.auth.issue("etcd", "etcd"),
+		c.auth.issue("accounts", "accounts"), c.auth.issue(Admin, Admin, "system:masters")); err != nil {
+		return err
+	}
+	return os.WriteFile(c.auth.path("audit.yaml"), []byte("apiVersion: audit.k8s.io/v1\nkind: Policy\n"+
+		"omitStages: [RequestReceived, ResponseStarted]\nrules:\n- level: Metadata\n  verbs: "+
+		"[create, update, patch, delete, deletecollection]\n- level: None\n"), 0o600)
+}
+
+func (c *Cluster) start(ctx context.Context, p Programs) error {
+	ports, err := freePorts(3)
+	if err != nil {
+		return err
+	}
+	client := fmt.Sprintf("https://127.0.0.1:%d", ports[0])
+	peer := fmt.Sprintf("http://127.0.0.1:%d", ports[1])
+	f := c.auth.path
+	c.etcd, err = startProgram(p.Etcd, c.dir, "--name=test", "--data-dir="+filepath.Join(c.dir, "data"),
+		"--listen-client-urls="+client, "--advertise-client-urls="+client, "--listen-peer-urls="+peer,
+		"--initial-advertise-peer-urls="+peer, "--initial-cluster=test="+peer, "--unsafe-no-fsync",
+		"--client-cert-auth", "--trusted-ca-file="+f("ca.crt"), "--cert-file="+f("etcd.crt"),
+		"--key-file="+f("etcd.key"), "--log-level=warn")
+	if err != nil {
+		return err
+	}
+	c.port = ports[2]
+	c.apiArgs = []string{"--etcd-servers=" + client, "--etcd-cafile=" + f("ca.crt"),
+		"--etcd-certfile=" + f("server.crt"), "--etcd-keyfile=" + f("server.key"),
+		"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", c.port),
+		"--tls-cert-file=" + f("server.crt"), "--tls-private-key-file=" + f("server.key"),
+		"--client-ca-file=" + f("ca.crt"), "--authorization-mode=RBAC",
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file=" + f("accounts.crt"),
+		"--service-account-signing-key-file=" + f("accounts.key"),
+		"--service-cluster-ip-range=10.0.0.0/24", "--disable-admission-plugins=ServiceAccount",
+		"--cert-dir=" + c.dir, "--audit-policy-file=" + f("audit.yaml"),
+		"--audit-log-path=" + f("audit.log"), "--endpoint-reconciler-type=none",
+		"--profiling=false"}
+	return c.StartAPIServer(ctx)
+}
+
+// StartAPIServer starts the API server, and waits until it is ready.
+func (c *Cluster) StartAPIServer(ctx context.Context) error {
+	var err error
+	if c.api, err = startProgram(c.path, c.dir, c.apiArgs...); err != nil {
+		return err
+	}
+	cfg, err := c.Config(Admin)
+	if err != nil {
+		return err
+	}
+	client, err := rest.HTTPClientFor(cfg)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	for {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, cfg.Host+"/readyz", nil)
+		if err != nil {
+			return err
+		}
+		a, err := client.Do(r)
+		if err == nil {
+			_ = a.Body.Close()
+			if a.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+		select {
+		case <-c.api.done:
+			return fmt.Errorf("kube-apiserver has ended:\n%s\netcd:\n%s", c.api.log(), c.etcd.log())
+		case <-ctx.Done():
+			return fmt.Errorf("kube-apiserver is not ready: %w\n%s", err, c.api.log())
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// EndAPIServer ends the API server; its objects stay.
+func (c *Cluster) EndAPIServer() { c.api.end() }
+
+// End ends both programs.
+func (c *Cluster) End() { c.api.end(); c.etcd.end() }
+
+// Log returns the end of what the API server has printed.
+func (c *Cluster) Log() string { return c.api.log() }
+
+// Config returns the configuration of a client that is a user, of these groups.
+func (c *Cluster) Config(user string, groups ...string) (*rest.Config, error) {
+	if _, err := os.Stat(c.auth.path(user + ".crt")); err != nil {
+		if err := c.auth.issue(user, user, groups...); err != nil {
+			return nil, err
+		}
+	}
+	return &rest.Config{Host: c.URL(), QPS: -1, TLSClientConfig: rest.TLSClientConfig{
+		CAFile: c.auth.path("ca.crt"), CertFile: c.auth.path(user + ".crt"),
+		KeyFile: c.auth.path(user + ".key")}}, nil
+}
+
+// URL returns the address of the API server.
+func (c *Cluster) URL() string { return fmt.Sprintf("https://127.0.0.1:%d", c.port) }
+
+// Kubeconfig writes a file for clients that are a user, and returns its path.
+func (c *Cluster) Kubeconfig(user string, groups ...string) (string, error) {
+	cfg, err := c.Config(user, groups...)
+	if err != nil {
+		return "", err
+	}
+	k := clientcmdapi.NewConfig()
+	k.Clusters["test"] = &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthority: cfg.CAFile}
+	k.AuthInfos[user] = &clientcmdapi.AuthInfo{ClientCertificate: cfg.CertFile, ClientKey: cfg.KeyFile}
+	k.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: user}
+	k.CurrentContext = "test"
+	path := c.auth.path(user + ".kubeconfig")
+	return path, clientcmd.WriteToFile(*k, path)
+}
+
+// A Write is a request of the audit log that changed something.
+type Write struct {
+	User, Verb, Resource, Subresource, Namespace, Name string
+	Code                                               int
+}
+
+// Writes returns the requests that changed something, in the order of their ends.
+func (c *Cluster) Writes() (all []Write, err error) {
+	f, err := os.Open(c.auth.path("audit.log"))
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	for d := json.NewDecoder(bufio.NewReader(f)); d.More(); {
+		var e struct {
+			Verb string
+			User struct{ Username string }
+			Ref  struct{ Resource, Subresource, Namespace, Name string } `json:"objectRef"`
+			Done struct{ Code int }                                      `json:"responseStatus"`
+		}
+		if err := d.Decode(&e); err != nil {
+			return all, nil // a line is being written
+		}
+		if e.Done.Code < http.StatusMultipleChoices {
+			all = append(all, Write{e.User.Username, e.Verb, e.Ref.Resource, e.Ref.Subresource,
+				e.Ref.Namespace, e.Ref.Name, e.Done.Code})
+		}
+	}
+	return all, nil
+}
+
+// A program runs until end. Its output is kept in memory, up to a bound.
+type program struct {
+	cmd  *exec.Cmd
+	done chan struct{}
+	out  tail
+}
+
+func startProgram(path, dir string, args ...string) (*program, error) {
+	p := &program{cmd: exec.Command(path, args...), done: make(chan struct{})}
+	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = dir, &p.out, &p.out
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	p.cmd.WaitDelay = endTime
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() { _ = p.cmd.Wait(); close(p.done) }()
+	return p, nil
+}
+
+// end ends the program by its ID. It does nothing to nil, or the second time.
+func (p *program) end() {
+	if p == nil {
+		return
+	}
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-p.done:
+	case <-time.After(endTime):
+		_ = p.cmd.Process.Kill()
+		<-p.done
+	}
+}
+
+func (p *program) log() string {
+	if p == nil {
+		return ""
+	}
+	return p.out.String()
+}
+
+// A tail keeps the last bytes that are written to it.
+type tail struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+const maxTail = 64 << 10
+
+func (t *tail) Write(b []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.buf.Write(b)
+	if n := t.buf.Len() - maxTail; n > 0 {
+		t.buf.Next(n)
+	}
+	return len(b), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.buf.String()
+}
+
+// freePorts returns ports of loopback that were free.
+func freePorts(n int) (all []int, err error) {
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = l.Close() }() // after all were chosen
+		all = append(all, l.Addr().(*net.TCPAddr).Port)
+	}
+	return all, nil
+}

@@ -1,0 +1,245 @@
+// Package router answers what agent-sandbox's clients ask of a sandbox: HTTP to a port of it, and,
+// where nothing listens there, the calls of agent-sandbox's runtime as commands of the wire.
+//
+// It authenticates nobody, as agent-sandbox's own router does by default: who reaches it reaches all
+// sandboxes of the cluster. Headers, bodies and what sandboxes answer are untrusted.
+package router
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"regexp"
+	"strconv"
+	"sync"
+	"time"
+
+	"turnstone.dev/turnstone"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/kube/agents"
+	"turnstone.dev/turnstone/wire"
+)
+
+// A Server finds sandboxes, and opens channels to them.
+type Server interface {
+	List(ctx context.Context, namespace string, metadata map[string]string) ([]*v1.Sandbox, error)
+	Open(ctx context.Context, namespace, id string) (io.ReadWriteCloser, error)
+}
+
+// Options are the parts of a router.
+type Options struct {
+	Server  Server
+	Cluster string
+	Log     *slog.Logger
+}
+
+// The headers by which a request names a sandbox: the name of its Sandbox, the namespace, the port.
+const (
+	idHeader        = "X-Sandbox-Id"
+	namespaceHeader = "X-Sandbox-Namespace"
+	portHeader      = "X-Sandbox-Port"
+
+	usualNamespace = "default"
+	usualPort      = 8888
+)
+
+// name is a name of Kubernetes.
+var name = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
+
+// A handler is safe for concurrent use.
+type handler struct {
+	o       Options
+	runtime http.Handler
+
+	mu    sync.Mutex
+	known map[[2]string]found
+}
+
+// A found is the sandbox of an object.
+type found struct {
+	id, workdir string
+	at          time.Time
+}
+
+const (
+	// foundFor is how long a sandbox is believed to be the one of its object.
+	foundFor = 5 * time.Second
+	// maxFound bounds what is remembered.
+	maxFound = 10_000
+)
+
+// New returns a handler.
+func New(o Options) http.Handler {
+	h := &handler{o: o, known: make(map[[2]string]found)}
+	h.runtime = runtime()
+	return h
+}
+
+// ServeHTTP implements http.Handler.
+func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/healthz" && r.Header.Get(idHeader) == "" {
+		answer(w, http.StatusOK, map[string]string{"status": "ok"})
+		return
+	}
+	id, namespace, port, err := target(r.Header)
+	if err != nil {
+		refuse(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	f, err := h.find(r.Context(), namespace, id)
+	switch {
+	case turnstone.KindOf(err) == turnstone.KindNotFound:
+		refuse(w, http.StatusNotFound, "there is no sandbox "+id+" in the namespace "+namespace+", or it is not ready")
+		return
+	case err != nil:
+		h.o.Log.Warn("a sandbox was not found", "namespace", namespace, "name", id, "error", err)
+		refuse(w, http.StatusBadGateway, "the server does not answer")
+		return
+	}
+	h.serve(w, r, namespace, f, port)
+}
+
+// target returns whom a request is for.
+func target(h http.Header) (id, namespace string, port uint16, err error) {
+	id, namespace, port = h.Get(idHeader), h.Get(namespaceHeader), usualPort
+	if namespace == "" {
+		namespace = usualNamespace
+	}
+	if text := h.Get(portHeader); text != "" {
+		n, err := strconv.ParseUint(text, 10, 16)
+		if err != nil || n == 0 {
+			return "", "", 0, errors.New(portHeader + " is not a port")
+		}
+		port = uint16(n)
+	}
+	if !name.MatchString(id) || !name.MatchString(namespace) {
+		return "", "", 0, errors.New(idHeader + " or " + namespaceHeader + " is missing or malformed")
+	}
+	return id, namespace, port, nil
+}
+
+// find returns the ID of an object's sandbox.
+func (h *handler) find(ctx context.Context, namespace, object string) (found, error) {
+	k := [2]string{namespace, object}
+	h.mu.Lock()
+	f, ok := h.known[k]
+	h.mu.Unlock()
+	if ok && time.Since(f.at) < foundFor {
+		return f, nil
+	}
+	all, err := h.o.Server.List(ctx, namespace, map[string]string{agents.MetadataName: object,
+		agents.MetadataNamespace: namespace, agents.MetadataCluster: h.o.Cluster})
+	if err != nil {
+		return found{}, err
+	}
+	var last *v1.Sandbox
+	for _, b := range all {
+		up := b.State == v1.SandboxState_SANDBOX_STATE_READY || b.State == v1.SandboxState_SANDBOX_STATE_RUNNING
+		if up && !b.Paused && (last == nil || b.Created.AsTime().After(last.Created.AsTime())) {
+			last = b
+		}
+	}
+	if last == nil {
+		return found{}, turnstone.Errorf("router.find", turnstone.KindNotFound, "sandbox "+object, "is not there")
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.known) >= maxFound {
+		clear(h.known)
+	}
+	f = found{last.SandboxId, last.Workdir, time.Now()}
+	h.known[k] = f
+	return f, nil
+}
+
+// errClosed says that nothing listens at a port.
+var errClosed = errors.New("nothing listens at the port")
+
+// serve passes a request on to the port, or answers it if nothing listens there.
+func (h *handler) serve(w http.ResponseWriter, r *http.Request, namespace string, f found, port uint16) {
+	conn, err := h.dial(r.Context(), namespace, f.id, port)
+	if errors.Is(err, errClosed) {
+		open := func(ctx context.Context) (io.ReadWriteCloser, error) {
+			return h.o.Server.Open(ctx, namespace, f.id)
+		}
+		h.runtime.ServeHTTP(w, r.WithContext(newContext(r.Context(), box{open, f.workdir})))
+		return
+	}
+	if err != nil {
+		h.o.Log.Warn("a sandbox does not answer", "namespace", namespace, "sandbox", f.id, "error", err)
+		refuse(w, http.StatusBadGateway, "the sandbox does not answer")
+		return
+	}
+	used := false
+	t := &http.Transport{DisableCompression: true, DisableKeepAlives: true, MaxResponseHeaderBytes: 64 << 10,
+		DialContext: func(context.Context, string, string) (net.Conn, error) {
+			if used {
+				return nil, errClosed
+			}
+			used = true
+			return conn, nil
+		}}
+	defer t.CloseIdleConnections()
+	defer func() { _ = conn.Close() }()
+	proxy := &httputil.ReverseProxy{Transport: t, FlushInterval: -1, ErrorLog: log.New(io.Discard, "", 0),
+		Rewrite: func(p *httputil.ProxyRequest) {
+			p.Out.URL.Scheme, p.Out.URL.Host = "http", "sandbox"
+			p.Out.Host = p.In.Host
+			for _, name := range []string{idHeader, namespaceHeader, portHeader} {
+				p.Out.Header.Del(name)
+			}
+		},
+		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
+			if !errors.Is(err, context.Canceled) {
+				refuse(w, http.StatusBadGateway, "the sandbox's server has ended the connection")
+			}
+		}}
+	_ = http.NewResponseController(w).EnableFullDuplex() // an error: HTTP/2, which is
+	proxy.ServeHTTP(w, r)
+}
+
+// dial connects to a port. The error is errClosed if nothing listens there.
+func (h *handler) dial(ctx context.Context, namespace, id string, port uint16) (net.Conn, error) {
+	stream, err := h.o.Server.Open(ctx, namespace, id)
+	if err != nil {
+		return nil, err
+	}
+	c := wire.NewClient(stream)
+	s, err := c.ConnectPort(ctx, port)
+	if err != nil {
+		_ = c.Close()
+		if turnstone.KindOf(err) == turnstone.KindUnavailable || turnstone.KindOf(err) == turnstone.KindNotFound {
+			return nil, errors.Join(errClosed, err)
+		}
+		return nil, err
+	}
+	return &portConn{s, c}, nil
+}
+
+// A portConn is a connection to a port over a channel of its own. Its deadlines are its request's.
+type portConn struct {
+	*wire.PortStream
+	client *wire.Client
+}
+
+type portAddr struct{}
+
+func (portAddr) Network() string { return "sandbox" }
+func (portAddr) String() string  { return "sandbox" }
+
+func (*portConn) LocalAddr() net.Addr              { return portAddr{} }
+func (*portConn) RemoteAddr() net.Addr             { return portAddr{} }
+func (*portConn) SetDeadline(time.Time) error      { return nil }
+func (*portConn) SetReadDeadline(time.Time) error  { return nil }
+func (*portConn) SetWriteDeadline(time.Time) error { return nil }
+
+// Close implements net.Conn.
+func (p *portConn) Close() error {
+	_ = p.PortStream.Close()
+	return p.client.Close()
+}

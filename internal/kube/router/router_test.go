@@ -1,0 +1,77 @@
+package router
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/kube/agents"
+)
+
+// A fake has one sandbox that is ready, and one that is paused.
+type fake struct{ asked []map[string]string }
+
+func (f *fake) List(_ context.Context, namespace string, m map[string]string) ([]*v1.Sandbox, error) {
+	f.asked = append(f.asked, m)
+	if namespace != "default" {
+		return nil, nil
+	}
+	return []*v1.Sandbox{{SandboxId: "sb_1", State: v1.SandboxState_SANDBOX_STATE_READY,
+		Paused: m[agents.MetadataName] == "paused"}}, nil
+}
+
+func (f *fake) Open(context.Context, string, string) (io.ReadWriteCloser, error) {
+	return nil, errors.New("its text is nobody's business")
+}
+
+func TestWhom(t *testing.T) {
+	f := &fake{}
+	h := New(Options{Server: f, Cluster: "c", Log: slog.New(slog.DiscardHandler)})
+	for _, c := range []struct {
+		id, namespace, port string
+		status              int
+	}{
+		{"", "", "", http.StatusBadRequest},
+		{"../a", "", "", http.StatusBadRequest},
+		{"a", "UPPER", "", http.StatusBadRequest},
+		{"a", "", "0", http.StatusBadRequest},
+		{"a", "", "70000", http.StatusBadRequest},
+		{"a", "other", "", http.StatusNotFound},
+		{"paused", "", "", http.StatusNotFound},
+		{"a", "", "", http.StatusBadGateway}, // it is found, and does not answer
+	} {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		for name, value := range map[string]string{"X-Sandbox-ID": c.id, "X-Sandbox-Namespace": c.namespace, "X-Sandbox-Port": c.port} {
+			if value != "" {
+				r.Header.Set(name, value)
+			}
+		}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		if w.Code != c.status {
+			t.Errorf("%+v: status %d: %s", c, w.Code, w.Body)
+		}
+	}
+	for _, m := range f.asked {
+		if m[agents.MetadataCluster] != "c" {
+			t.Errorf("sandboxes of other clusters were asked for: %v", m)
+		}
+	}
+}
+
+func FuzzTarget(f *testing.F) {
+	f.Add("a", "default", "8888")
+	f.Add("", "\x00", "-1")
+	f.Fuzz(func(t *testing.T, id, namespace, port string) {
+		h := http.Header{idHeader: {id}, namespaceHeader: {namespace}, portHeader: {port}}
+		got, in, number, err := target(h)
+		if err == nil && (!name.MatchString(got) || !name.MatchString(in) || number == 0) {
+			t.Errorf("%q %q %d", got, in, number)
+		}
+	})
+}

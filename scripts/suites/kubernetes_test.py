@@ -1,0 +1,116 @@
+"""agent-sandbox's Python client, with an operator, an API server and a server that runs sandboxes."""
+import io
+import os
+import time
+import unittest
+
+from kubernetes import client, config, watch
+from k8s_agent_sandbox import SandboxClient
+from k8s_agent_sandbox.models import SandboxDirectConnectionConfig
+
+GROUP, EXT, VERSION = "agents.x-k8s.io", "extensions.agents.x-k8s.io", "v1beta1"
+PATIENCE = 600  # seconds: the template may have to be built
+
+# What python3 -m http.server would be: the template has no Python.
+SERVER = """$s = IO::Socket::INET->new(LocalPort => 8888, Listen => 9, ReuseAddr => 1) or die;
+while ($c = $s->accept) { while (<$c>) { last if /^\\r?$/ } print $c
+"HTTP/1.1 200 OK\\r\\nContent-Length: 9\\r\\nConnection: close\\r\\n\\r\\nserved by" ; close $c }"""
+
+
+def template(name, image="registry.example/base", **container):
+    return {"apiVersion": f"{EXT}/{VERSION}", "kind": "SandboxTemplate", "metadata": {"name": name},
+            "spec": {"envVarsInjectionPolicy": "Allowed", "podTemplate": {"spec": {"containers": [
+                {"name": "main", "image": image, **container}]}}}}
+
+
+class Kubernetes(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        config.load_kube_config()
+        cls.api = client.CustomObjectsApi()
+        for t in (template("python"), template("served", command=["perl", "-MIO::Socket::INET", "-e", SERVER]),
+                  template("hostile", securityContext={"privileged": True})):
+            cls.api.create_namespaced_custom_object(EXT, VERSION, "default", "sandboxtemplates", t)
+            name = t["metadata"]["name"]
+            cls.api.create_namespaced_custom_object(EXT, VERSION, "default", "sandboxwarmpools", {
+                "apiVersion": f"{EXT}/{VERSION}", "kind": "SandboxWarmPool", "metadata": {"name": name},
+                "spec": {"replicas": 0, "sandboxTemplateRef": {"name": name}}})
+        cls.clients = SandboxClient(SandboxDirectConnectionConfig(api_url=os.environ["TURN_TEST_ROUTER"]))
+
+    def create(self, pool="python", **more):
+        s = self.clients.create_sandbox(pool, sandbox_ready_timeout=PATIENCE, **more)
+        self.addCleanup(s.terminate)
+        return s
+
+    def test_commands(self):
+        s = self.create(env={"COLOUR": "blue"})
+        r = s.commands.run("echo 'Hello from Agent Sandbox!'; echo $COLOUR >&2; exit 3")
+        self.assertEqual((r.stdout, r.stderr, r.exit_code), ("Hello from Agent Sandbox!\n", "blue\n", 3))
+        r = s.commands.run("sleep 600", timeout=PATIENCE, command_timeout=0.5)
+        self.assertTrue(r.timed_out)
+        self.assertEqual(s.status()[0], "SandboxReady")
+
+    def test_files(self):
+        s = self.create()
+        s.files.write("hello.sh", 'echo "Hello, World!"\n')
+        self.assertEqual(s.commands.run("sh hello.sh").stdout, "Hello, World!\n")
+        s.files.write("a/b.bin", io.BytesIO(bytes(range(256)) * 4096))
+        self.assertEqual(s.files.read("a/b.bin"), bytes(range(256)) * 4096)
+        self.assertEqual([(e.name, e.size, e.type) for e in s.files.list("a")], [("b.bin", 1 << 20, "file")])
+        self.assertTrue(s.files.exists("a/b.bin"))
+        self.assertFalse(s.files.exists("missing"))
+        with self.assertRaises(Exception):
+            s.files.read("missing")
+
+    def test_port(self):
+        s = self.create("served")
+        for _ in range(PATIENCE):  # the server in the sandbox needs a moment
+            r = s.connector.send_request("GET", "")
+            if r.text == "served by":
+                return
+            time.sleep(1)
+        self.fail(r.text)
+
+    def test_suspend(self):
+        body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Sandbox", "metadata": {"name": "hello-world"},
+                "spec": {"podTemplate": {"spec": {"containers": [{
+                    "name": "my-container", "image": "turnstone.dev/template/base",
+                    "command": ["sh", "-c", "while :; do sleep 1; done"]}]}}}}
+        self.api.create_namespaced_custom_object(GROUP, VERSION, "default", "sandboxes", body)
+        self.wait("hello-world", "Ready", "True")
+        self.patch("hello-world", "Suspended")
+        self.wait("hello-world", "Suspended", "True")
+        self.patch("hello-world", "Running")
+        self.wait("hello-world", "Ready", "True")
+        self.api.delete_namespaced_custom_object(GROUP, VERSION, "default", "sandboxes", "hello-world")
+        for _ in range(PATIENCE * 10):
+            all = self.api.list_namespaced_custom_object(GROUP, VERSION, "default", "sandboxes")["items"]
+            if not any(s["metadata"]["name"] == "hello-world" for s in all):
+                return
+            time.sleep(0.1)
+        self.fail("the object is still there")
+
+    def test_refused(self):
+        with self.assertRaisesRegex(Exception, "privileged"):
+            self.create("hostile")
+        with self.assertRaisesRegex(Exception, "does not exist"):
+            self.create("no-such-pool")
+
+    def patch(self, name, mode):
+        self.api.patch_namespaced_custom_object(GROUP, VERSION, "default", "sandboxes", name,
+                                                {"spec": {"operatingMode": mode}})
+
+    def wait(self, name, kind, status):
+        """As kubectl wait --for=condition=KIND=STATUS does."""
+        w = watch.Watch()
+        for e in w.stream(self.api.list_namespaced_custom_object, GROUP, VERSION, "default", "sandboxes",
+                          field_selector=f"metadata.name={name}", timeout_seconds=PATIENCE):
+            for c in (e["object"].get("status") or {}).get("conditions", []):
+                if c["type"] == kind and c["status"] == status:
+                    w.stop()
+                    return
+        self.fail(f"{name} does not become {kind}={status}")
+
+
+if __name__ == "__main__":
+    unittest.main()
