@@ -73,6 +73,11 @@ func (c *Container) mount(m specs.Mount, id string) error {
 	if bind {
 		return c.bind(m, g)
 	}
+	if m.Type == "tmpfs" && g.Target == "/dev/shm" { // the containers of a pod share it
+		g.Type, g.Source, g.Data = "bind", guest.Shm, nil
+		c.Mounts = append(c.Mounts, g)
+		return nil
+	}
 	switch m.Type {
 	case "proc", "sysfs", "tmpfs", "mqueue", "devpts":
 		g.Source = m.Type

@@ -22,8 +22,11 @@ func main() {
 	os.Exit(code)
 }
 
-// setup is the argument with which the helper starts itself in a container's namespaces.
-const setup = "setup"
+// With these arguments the helper starts itself in a container's namespaces.
+const (
+	setup = "setup"
+	join  = "join"
+)
 
 func run(args []string) (int, error) {
 	if len(args) < 2 {
@@ -41,6 +44,8 @@ func run(args []string) (int, error) {
 		return runContainer(id)
 	case cmd == setup:
 		return 1, setUp(id)
+	case cmd == join:
+		return 1, joined()
 	case cmd == guest.CmdExec && len(rest) == 1:
 		return execIn(id, rest[0])
 	case cmd == guest.CmdKill && len(rest) == 2:

@@ -106,15 +106,19 @@ func become(id string) error {
 	if err := makeRoot(guest.File(id, "", guest.FileRoot), &c); err != nil {
 		return err
 	}
-	path, err := prepare(&c.Process)
+	return execute(&c.Process)
+}
+
+// execute makes the calling thread the process p. It returns only an error.
+func execute(p *guest.Process) error {
+	path, err := prepare(p)
 	if err != nil {
 		return err
 	}
-	if err := drop(&c.Process); err != nil {
+	if err := drop(p); err != nil {
 		return err
 	}
-	return &os.PathError{Op: "exec", Path: c.Process.Args[0],
-		Err: syscall.Exec(path, c.Process.Args, c.Process.Env)}
+	return &os.PathError{Op: "exec", Path: p.Args[0], Err: syscall.Exec(path, p.Args, p.Env)}
 }
 
 // prepare gives the calling thread the process's directory, limits and umask, and returns the path
