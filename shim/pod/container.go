@@ -36,6 +36,7 @@ func (p *Pod) Create(ctx context.Context, id, root string, s *spec.Container) (*
 		_ = c.Remove(context.WithoutCancel(ctx))
 		return nil, err
 	}
+	c.addEtc()
 	for key, value := range p.asked.Sysctl {
 		if s.Sysctl == nil {
 			s.Sysctl = maps.Clone(p.asked.Sysctl)

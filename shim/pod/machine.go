@@ -56,6 +56,8 @@ type Pod struct {
 	net     *podnet.Network
 	asked   *spec.Pod
 	volumes volumes
+
+	unforward context.CancelFunc // nil: nothing is forwarded
 }
 
 // Start starts the sandbox of a pod, whose network is that of the namespace at netns; empty: none.
@@ -92,14 +94,34 @@ func Start(ctx context.Context, o Options, id string, p *spec.Pod, netns string)
 		req.Shape.Network = true
 		req.Network.Carrier = &sandbox.Carrier{MAC: n.MAC, MTU: n.MTU, Carry: n.Carry,
 			Guest: wire.SandboxNetwork{Address: n.Address, Gateway: n.Gateway,
-				DNS: append([]string{}, p.DNS...)}}
+				DNS: append([]string{}, p.DNS.GetServers()...)}}
 	}
 	launcher := sandbox.New(dir)
 	launcher.Programs = o.Programs
 	if pod.sb, err = launcher.Start(ctx, req); err != nil {
 		return nil, err
 	}
-	return pod, pod.prepare(ctx)
+	if err := pod.prepare(ctx); err != nil {
+		return nil, err
+	}
+	pod.forward(o.Progress)
+	return pod, nil
+}
+
+// forward serves what is dialled in the pod's network namespace. Without it only port-forwards are
+// missing.
+func (p *Pod) forward(say func(string)) {
+	ctx, cancel := context.WithCancel(context.Background())
+	p.unforward = cancel
+	if p.net == nil {
+		return
+	}
+	err := p.net.Forward(ctx, func(ctx context.Context, port uint16) (io.ReadWriteCloser, error) {
+		return p.sb.Client().ConnectPort(ctx, port)
+	})
+	if err != nil {
+		say("port-forwards do not work: " + err.Error())
+	}
 }
 
 // prepare makes what containers share.
@@ -113,7 +135,7 @@ func (p *Pod) prepare(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	return p.writeEtc(ctx)
 }
 
 // Done is closed when the sandbox has ended; Err then tells why.
@@ -131,6 +153,9 @@ func (p *Pod) Used() turnstone.Used { return p.sb.Used() }
 // Close ends the sandbox with all its containers.
 func (p *Pod) Close() error {
 	p.volumes.close()
+	if p.unforward != nil {
+		p.unforward()
+	}
 	var err error
 	if p.sb != nil {
 		err = p.sb.Close()

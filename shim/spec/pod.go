@@ -15,7 +15,7 @@ import (
 // A Pod is what a pod asks of its sandbox.
 type Pod struct {
 	Hostname     string
-	DNS          []string // addresses of name servers, for those that ask before a container starts
+	DNS          *cri.DNSConfig // nil: the host's
 	Sysctl       map[string]string
 	Shape        turnstone.Shape
 	CgroupParent string
@@ -62,7 +62,7 @@ func ParsePod(options *anypb.Any, b Bounds) (*Pod, error) {
 	if len(p.Hostname) > 63 || strings.ContainsAny(p.Hostname, "\x00/ \n") {
 		return nil, refuse("hostname", "%.70q is no host name", p.Hostname)
 	}
-	p.DNS = c.GetDnsConfig().GetServers()
+	p.DNS = c.GetDnsConfig()
 	p.Sysctl = c.GetLinux().GetSysctls()
 	if err := CheckSysctl(p.Sysctl); err != nil {
 		return nil, err

@@ -35,15 +35,14 @@ type Registry struct {
 // Images are the names of the images in the registry, and their commands.
 var Images = map[string]v1.Config{
 	"busybox:1": {Cmd: []string{"sh"}, Env: []string{"PATH=/bin", "FROM_IMAGE=yes"}},
-	"web:1":     {Cmd: []string{"httpd", "-f", "-h", "/www"}, Env: []string{"PATH=/bin"}},
-	"web-host:1": {Cmd: []string{"httpd", "-f", "-p", "12003", "-h", "/www"},
-		Env: []string{"PATH=/bin"}},
-	"user:1":    {Cmd: []string{"sh"}, User: "1002", Env: []string{"PATH=/bin"}},
-	"user:2":    {Cmd: []string{"sh"}, User: "1002", Env: []string{"PATH=/bin"}},
-	"user:3":    {Cmd: []string{"sh"}, User: "1002", Env: []string{"PATH=/bin"}},
-	"named:1":   {Cmd: []string{"sh"}, User: "www-data", Env: []string{"PATH=/bin"}},
-	"workdir:1": {Cmd: []string{"pwd"}, WorkingDir: "/srv", Env: []string{"PATH=/bin"}},
+	"web:1":     web, "web:latest": web, "e2e-test-images/nginx:latest": web,
+	"e2e-test-images/httpd:latest":               web,
+	"k8s-staging-cri-tools/hostnet-nginx:latest": {Cmd: []string{"httpd", "-f", "-p", "12003", "-h", "/www"}, Env: []string{"PATH=/bin"}},
+	"k8s-staging-cri-tools/test-image-predefined-group:latest": {Cmd: []string{"sh"},
+		User: "1002", Env: []string{"PATH=/bin"}},
 }
+
+var web = v1.Config{Cmd: []string{"httpd", "-f", "-h", "/www"}, Env: []string{"PATH=/bin"}}
 
 // Serve starts a registry with all Images. Close it.
 func Serve() (*Registry, error) {
@@ -117,8 +116,9 @@ func busyboxLayer() (v1.Layer, error) {
 	}
 	file("bin/busybox", string(program), 0o755)
 	file("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33::/www:/bin/sh\n"+
-		"default:x:1002:1002::/tmp:/bin/sh\n", 0o644)
-	file("etc/group", "root:x:0:\nwww-data:x:33:\ndefault:x:1002:\nextra:x:50000:default\n", 0o644)
+		"default-user:x:1000:1000::/tmp:/bin/sh\n"+
+		"user-defined-in-image:x:1002:1002::/tmp:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n", 0o644)
+	file("etc/group", "root:x:0:\nwww-data:x:33:\ndefault:x:1002:\ngroup-defined-in-image:x:50000:default-user\n", 0o644)
 	file("www/index.html", "served from a pod\n", 0o644)
 	for applet := range strings.FieldsSeq(string(list)) {
 		if applet != "busybox" && err == nil {

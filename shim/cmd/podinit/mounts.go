@@ -30,8 +30,8 @@ func makeRoot(root string, c *guest.Container) error {
 	}
 	for key, value := range c.Sysctl {
 		name := filepath.Join("/proc/sys", strings.ReplaceAll(key, ".", "/"))
-		if err := os.WriteFile(name, []byte(value), 0); err != nil {
-			return fmt.Errorf("sysctl %s: %w", key, err)
+		if err := writeParameter(name, value); err != nil {
+			return fmt.Errorf("sysctl %s: the sandbox's kernel does not have it: %w", key, err)
 		}
 	}
 	for _, p := range c.ReadOnly {
@@ -50,6 +50,19 @@ func makeRoot(root string, c *guest.Container) error {
 		}
 	}
 	return enterRoot(root)
+}
+
+// writeParameter sets a parameter of the kernel. One that has the value already may be read-only.
+func writeParameter(name, value string) error {
+	if now, err := os.ReadFile(name); err == nil && strings.TrimSpace(string(now)) == value {
+		return nil
+	}
+	f, err := os.OpenFile(name, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value)
+	return errors.Join(err, f.Close())
 }
 
 // enterRoot makes root the process's root. Where the kernel cannot exchange the roots, because the
