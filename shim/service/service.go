@@ -20,6 +20,8 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/log"
 	"github.com/containerd/ttrpc"
+	"github.com/containerd/typeurl/v2"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"turnstone.dev/turnstone"
@@ -164,7 +166,12 @@ func (x *sandboxes) StartSandbox(ctx context.Context, r *sandboxAPI.StartSandbox
 		}
 		s.end()
 	}()
-	return &sandboxAPI.StartSandboxResponse{Pid: uint32(os.Getpid()),
+	described, err := typeurl.MarshalAnyToProto(&specs.Spec{Version: specs.Version,
+		Linux: &specs.Linux{}, Annotations: map[string]string{}})
+	if err != nil {
+		return nil, fail(err)
+	}
+	return &sandboxAPI.StartSandboxResponse{Pid: uint32(os.Getpid()), Spec: described,
 		CreatedAt: timestamppb.New(s.created)}, nil
 }
 

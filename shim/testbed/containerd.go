@@ -51,7 +51,7 @@ func New(o Options) (*Bed, error) {
 		return nil, err
 	}
 	files := map[string]string{"config.toml": b.config(), "cni/10-pods.conflist": b.cni(),
-		"crictl.yaml": fmt.Sprintf("runtime-endpoint: %s\nimage-endpoint: %[1]s\ntimeout: 120s\n",
+		"crictl.yaml": fmt.Sprintf("runtime-endpoint: %s\nimage-endpoint: %[1]s\ntimeout: 120\n",
 			b.Endpoint()),
 		"images.yaml": fmt.Sprintf("defaultTestContainerImage: %s/busybox:1\n"+
 			"webServerTestImage: %[1]s/web:1\n", b.Registry.Host)}
