@@ -45,7 +45,7 @@ func podinit() ([]byte, error) {
 // Options are the settings of a node.
 type Options struct {
 	Home      string // the state directory
-	Substrate string // "auto" or a name
+	Substrate string // its name; only gvisor connects a pod's network
 	Programs  driver.Programs
 	Progress  func(string)
 }
@@ -86,6 +86,11 @@ func Start(ctx context.Context, o Options, id string, p *spec.Pod, netns string)
 		Progress: o.Progress, Lap: func(string) {}}
 	req.Shape.Network = false
 	if netns != "" {
+		if o.Substrate != driver.GVisor {
+			// the card of a microVM has an address that the pod's network does not know
+			return nil, &spec.Refusal{Field: "substrate", Why: o.Substrate +
+				" cannot connect a pod's network; set substrate to gvisor in shim.toml"}
+		}
 		if pod.net, err = podnet.Open(netns); err != nil {
 			return nil, fmt.Errorf("the pod's network: %w", err)
 		}

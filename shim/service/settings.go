@@ -17,7 +17,7 @@ import (
 
 // Settings are those of a node, from the file shim.toml in the state directory.
 type Settings struct {
-	Substrate string          `toml:"substrate"` // default: auto
+	Substrate string          `toml:"substrate"` // default: gvisor
 	CPUs      int             `toml:"cpus"`      // of a pod without limits
 	Memory    turnstone.Bytes `toml:"memory"`
 	Disk      turnstone.Bytes `toml:"disk"`
@@ -38,7 +38,7 @@ const DefaultHome = "/var/lib/turnstone"
 // Load reads the settings of the state directory home. getenv is asked for what containerd's
 // environment has of them: TURN_HOME, TURN_SUBSTRATE, and the programs.
 func Load(getenv func(string) string) (Settings, error) {
-	s := Settings{Substrate: driver.Auto, CPUs: 2, Memory: 2 << 30, Disk: 10 << 30,
+	s := Settings{Substrate: driver.GVisor, CPUs: 2, Memory: 2 << 30, Disk: 10 << 30,
 		MaxCPUs: turnstone.MaxCPUs, MaxMemory: turnstone.MaxMemory, MaxDisk: turnstone.MaxDisk,
 		home: getenv("TURN_HOME")}
 	if s.home == "" {
