@@ -60,9 +60,23 @@ func (p *Pod) start(ctx context.Context, id, exec string, args []string, termina
 	started := make(chan error, 1)
 	go proc.run(params, files, started)
 	if err := proc.awaitStart(ctx, started); err != nil {
+		proc.abandon()
 		return nil, err
 	}
 	return proc, nil
+}
+
+// abandon ends a process that nobody waits for, unless it has ended.
+func (p *Process) abandon() {
+	select {
+	case <-p.ended:
+		return
+	default:
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), drainFor)
+	defer cancel()
+	_ = p.pod.sb.Client().ProcessSignal(ctx,
+		&wire.ProcessSignalParams{ProcessID: p.name, Signal: "KILL"})
 }
 
 // processName names the helper of a process in the sandbox: at most 64 bytes.

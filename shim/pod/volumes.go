@@ -69,7 +69,8 @@ func (c *Container) addVolumes(ctx context.Context) error {
 }
 
 // volume returns the copy of v's source, which is made if it is new.
-func (p *Pod) volume(ctx context.Context, id string, v spec.Volume, st fs.FileInfo) (*volume, error) {
+func (p *Pod) volume(ctx context.Context, id string, v spec.Volume, st fs.FileInfo) (
+	*volume, error) {
 	vs := &p.volumes
 	vs.mu.Lock()
 	if vs.known == nil {
@@ -95,7 +96,8 @@ func (p *Pod) volume(ctx context.Context, id string, v spec.Volume, st fs.FileIn
 		return at, nil
 	}
 	at.version = versionOf(v.Source)
-	err := p.copyIn(ctx, v.Source, "file", at.dir, rootfs.Limits{Bytes: maxVolume, Entries: maxFiles})
+	err := p.copyIn(ctx, v.Source, "file", at.dir,
+		rootfs.Limits{Bytes: maxVolume, Entries: maxFiles})
 	at.copied = err == nil
 	return at, err
 }

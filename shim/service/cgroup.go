@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 )
 
 // groupRoot is where hosts mount control groups, version 2.
@@ -13,12 +12,12 @@ const groupRoot = "/sys/fs/cgroup"
 
 // joinCgroup moves the shim, and so the machine that it starts, into a control group below the
 // pod's: the kubelet's bounds of the pod bound the machine. Only for version 2, and for names that
-// are paths.
+// are paths. The kubelet removes the pod's group with what is in it.
 func joinCgroup(parent, id string) error {
 	if parent == "" {
 		return nil
 	}
-	if !filepath.IsAbs(parent) || strings.HasSuffix(parent, ".slice") && !strings.Contains(parent, "/") {
+	if !filepath.IsAbs(parent) {
 		return errors.New("its name is no path")
 	}
 	if _, err := os.Stat(filepath.Join(groupRoot, "cgroup.controllers")); err != nil {
@@ -32,6 +31,3 @@ func joinCgroup(parent, id string) error {
 }
 
 func groupName(id string) string { return "turnstone-" + id }
-
-// removeCgroup is done by the kubelet, which removes the pod's group with what is empty in it.
-func removeCgroup(string) {}

@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -129,7 +130,20 @@ func (Manager) Stop(_ context.Context, id string) (shim.StopStatus, error) {
 			return shim.StopStatus{}, err
 		}
 	}
+	removeSocket(filepath.Join(filepath.Dir(cwd), id))
 	return shim.StopStatus{ExitedAt: time.Now(), ExitStatus: 128 + int(syscall.SIGKILL)}, nil
+}
+
+// removeSocket removes the socket of the shim of a bundle, if nobody serves it any more.
+func removeSocket(bundle string) {
+	text, err := os.ReadFile(filepath.Join(bundle, "bootstrap.json"))
+	if err != nil {
+		return
+	}
+	var to struct{ Address string }
+	if json.Unmarshal(text, &to) == nil && to.Address != "" && !shim.CanConnect(to.Address) {
+		_ = shim.RemoveSocket(to.Address)
+	}
 }
 
 // Info implements shim.Shim.

@@ -1,5 +1,5 @@
-// Package service serves containerd's interfaces of sandboxes and tasks for one pod. Every caller is
-// containerd, which is trusted; what it passes on of tenants is not.
+// Package service serves containerd's interfaces of sandboxes and tasks for one pod. Every caller
+// is containerd, which is trusted; what it passes on of tenants is not.
 package service
 
 import (
@@ -194,7 +194,6 @@ func (s *Service) end() {
 	if p != nil {
 		_ = p.Close()
 	}
-	removeCgroup(s.id)
 	s.mu.Lock()
 	s.exited = time.Now()
 	s.mu.Unlock()

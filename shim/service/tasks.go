@@ -91,7 +91,8 @@ func withRoot(r *taskAPI.CreateTaskRequest, f func(root string) error) (err erro
 }
 
 // Start implements the task API.
-func (t *tasks) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.StartResponse, error) {
+func (t *tasks) Start(ctx context.Context, r *taskAPI.StartRequest) (
+	*taskAPI.StartResponse, error) {
 	c, p, err := t.s.find(r.GetID(), r.GetExecID())
 	if err != nil {
 		return nil, fail(err)
@@ -100,7 +101,8 @@ func (t *tasks) Start(ctx context.Context, r *taskAPI.StartRequest) (*taskAPI.St
 		return nil, fail(err)
 	}
 	if p.exec == "" {
-		t.s.send(runtime.TaskStartEventTopic, &eventstypes.TaskStart{ContainerID: c.id, Pid: self()})
+		t.s.send(runtime.TaskStartEventTopic,
+			&eventstypes.TaskStart{ContainerID: c.id, Pid: self()})
 	} else {
 		t.s.send(runtime.TaskExecStartedEventTopic,
 			&eventstypes.TaskExecStarted{ContainerID: c.id, ExecID: p.exec, Pid: self()})
@@ -116,7 +118,8 @@ func (t *tasks) Exec(_ context.Context, r *taskAPI.ExecProcessRequest) (*emptypb
 		return nil, fail(err)
 	}
 	if err := guest.CheckID(r.GetExecID()); err != nil {
-		return nil, fail(fmt.Errorf("exec %.140q: %w: %w", r.GetExecID(), err, errdefs.ErrInvalidArgument))
+		return nil, fail(fmt.Errorf("exec %.140q: %w: %w", r.GetExecID(), err,
+			errdefs.ErrInvalidArgument))
 	}
 	p := newProcess(c, r.GetExecID(), r.GetStdin(), r.GetStdout(), r.GetStderr(), r.GetTerminal())
 	if p.spec, err = spec.ParseProcess(r.GetSpec().GetValue()); err != nil {
@@ -168,7 +171,8 @@ func (t *tasks) Kill(ctx context.Context, r *taskAPI.KillRequest) (*emptypb.Empt
 }
 
 // Delete implements the task API.
-func (t *tasks) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAPI.DeleteResponse, error) {
+func (t *tasks) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (
+	*taskAPI.DeleteResponse, error) {
 	c, p, err := t.s.find(r.GetID(), r.GetExecID())
 	if err != nil {
 		return nil, fail(err)
@@ -193,7 +197,8 @@ func (t *tasks) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (*taskAPI.
 }
 
 // ResizePty implements the task API.
-func (t *tasks) ResizePty(ctx context.Context, r *taskAPI.ResizePtyRequest) (*emptypb.Empty, error) {
+func (t *tasks) ResizePty(ctx context.Context, r *taskAPI.ResizePtyRequest) (
+	*emptypb.Empty, error) {
 	_, p, err := t.s.find(r.GetID(), r.GetExecID())
 	if err != nil {
 		return nil, fail(err)
@@ -227,7 +232,8 @@ func (t *tasks) Update(ctx context.Context, r *taskAPI.UpdateTaskRequest) (*empt
 }
 
 // Stats implements the task API.
-func (t *tasks) Stats(ctx context.Context, r *taskAPI.StatsRequest) (*taskAPI.StatsResponse, error) {
+func (t *tasks) Stats(ctx context.Context, r *taskAPI.StatsRequest) (
+	*taskAPI.StatsResponse, error) {
 	c, _, err := t.s.find(r.GetID(), "")
 	if err != nil {
 		return nil, fail(err)
@@ -252,7 +258,8 @@ func (t *tasks) Pids(_ context.Context, r *taskAPI.PidsRequest) (*taskAPI.PidsRe
 }
 
 // Connect implements the task API.
-func (t *tasks) Connect(_ context.Context, r *taskAPI.ConnectRequest) (*taskAPI.ConnectResponse, error) {
+func (t *tasks) Connect(_ context.Context, r *taskAPI.ConnectRequest) (
+	*taskAPI.ConnectResponse, error) {
 	return &taskAPI.ConnectResponse{ShimPid: self(), TaskPid: self()}, nil
 }
 
@@ -280,7 +287,8 @@ func (t *tasks) Resume(context.Context, *taskAPI.ResumeRequest) (*emptypb.Empty,
 }
 
 // Checkpoint implements the task API.
-func (t *tasks) Checkpoint(context.Context, *taskAPI.CheckpointTaskRequest) (*emptypb.Empty, error) {
+func (t *tasks) Checkpoint(context.Context, *taskAPI.CheckpointTaskRequest) (
+	*emptypb.Empty, error) {
 	return nil, fail(fmt.Errorf("the checkpoint of a single container: %w",
 		errdefs.ErrNotImplemented))
 }

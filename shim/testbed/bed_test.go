@@ -455,6 +455,11 @@ func testRestart(t *testing.T, b *Bed) {
 func testKilled(t *testing.T, b *Bed) {
 	p := b.pod(t, "killed")
 	id := p.run("main", nil, "sleep", "1000")
+	text, err := os.ReadFile(b.path("state/io.containerd.sandbox.controller.v1.shim/k8s.io/" +
+		p.id + "/bootstrap.json"))
+	check(t, err)
+	var to struct{ Address string }
+	check(t, json.Unmarshal(text, &to))
 	check(t, syscall.Kill(p.shimPID(), syscall.SIGKILL))
 	if code := p.await(id); code == 0 {
 		t.Error("a container of a killed shim has succeeded")
@@ -466,8 +471,11 @@ func testKilled(t *testing.T, b *Bed) {
 		}
 		return err
 	})
-	_, err := b.Crictl(t.Context(), "", "rmp", "-f", p.id)
+	_, err = b.Crictl(t.Context(), "", "rmp", "-f", p.id)
 	check(t, err)
+	if _, err := os.Stat(strings.TrimPrefix(to.Address, "unix://")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the shim's socket is left: %v", err)
+	}
 	eventually(t, "an end of all processes", func() error {
 		for _, line := range b.Left() {
 			if strings.Contains(line, p.id) {

@@ -53,8 +53,8 @@ func New(o Options) (*Bed, error) {
 	files := map[string]string{"config.toml": b.config(), "cni/10-pods.conflist": b.cni(),
 		"crictl.yaml": fmt.Sprintf("runtime-endpoint: %s\nimage-endpoint: %[1]s\ntimeout: 120\n",
 			b.Endpoint()),
-		"images.yaml": fmt.Sprintf("defaultTestContainerImage: %s/busybox:1\n"+
-			"webServerTestImage: %[1]s/web:1\n", b.Registry.Host)}
+		"images.yaml": fmt.Sprintf("defaultTestContainerImage: %s/busybox:latest\n"+
+			"webServerTestImage: %[1]s/web:latest\n", b.Registry.Host)}
 	for name, text := range files {
 		if err := os.WriteFile(b.path(name), []byte(text), 0o644); err != nil {
 			return nil, err

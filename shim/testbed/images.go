@@ -34,10 +34,12 @@ type Registry struct {
 
 // Images are the names of the images in the registry, and their commands.
 var Images = map[string]v1.Config{
-	"busybox:1": {Cmd: []string{"sh"}, Env: []string{"PATH=/bin", "FROM_IMAGE=yes"}},
-	"web:1":     web, "web:latest": web, "e2e-test-images/nginx:latest": web,
-	"e2e-test-images/httpd:latest":               web,
-	"k8s-staging-cri-tools/hostnet-nginx:latest": {Cmd: []string{"httpd", "-f", "-p", "12003", "-h", "/www"}, Env: []string{"PATH=/bin"}},
+	"busybox:latest": {Cmd: []string{"sh"}, Env: []string{"PATH=/bin"}},
+	"busybox:1":      {Cmd: []string{"sh"}, Env: []string{"PATH=/bin", "FROM_IMAGE=yes"}},
+	"web:1":          web, "web:latest": web, "e2e-test-images/nginx:latest": web,
+	"e2e-test-images/httpd:latest": web,
+	"k8s-staging-cri-tools/hostnet-nginx:latest": {
+		Cmd: []string{"httpd", "-f", "-p", "12003", "-h", "/www"}, Env: []string{"PATH=/bin"}},
 	"k8s-staging-cri-tools/test-image-predefined-group:latest": {Cmd: []string{"sh"},
 		User: "1002", Env: []string{"PATH=/bin"}},
 }

@@ -13,7 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// xattrKey begins the records of a tar stream that carry extended attributes, as GNU tar and libarchive write them.
+// xattrKey begins the records of a tar stream that carry extended attributes, as GNU tar and
+// libarchive write them.
 const xattrKey = "SCHILY.xattr."
 
 // unpack writes a tar stream below dir, which becomes the process's root: no name and no link of
