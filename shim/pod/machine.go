@@ -61,7 +61,7 @@ type Pod struct {
 }
 
 // Start starts the sandbox of a pod, whose network is that of the namespace at netns; empty: none.
-func Start(ctx context.Context, o Options, id string, p *spec.Pod, netns string) (_ *Pod, err error) {
+func Start(ctx context.Context, o Options, p *spec.Pod, netns string) (_ *Pod, err error) {
 	dir, err := statedir.Open(o.Home)
 	if err != nil {
 		return nil, err

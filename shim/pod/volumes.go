@@ -22,7 +22,8 @@ const (
 	maxBack   = 64 << 10 // of a file that is copied out
 )
 
-// volumes are what was copied into the sandbox. Containers that name the same folder share the copy.
+// volumes are what was copied into the sandbox. Containers that name the same folder share its
+// copy.
 type volumes struct {
 	mu    sync.Mutex
 	known map[string]*volume // by source

@@ -117,8 +117,8 @@ func (Manager) Start(ctx context.Context, p *bootapi.BootstrapParams) (_ *bootap
 	return &bootapi.BootstrapResult{Version: 3, Protocol: "ttrpc", Address: address}, nil
 }
 
-// Stop implements shim.Shim: it removes what a shim that has ended has left of a bundle. The machine
-// has ended with its shim.
+// Stop implements shim.Shim: it removes what a shim that has ended has left of a bundle. The
+// machine has ended with its shim.
 func (Manager) Stop(_ context.Context, id string) (shim.StopStatus, error) {
 	cwd, err := os.Getwd()
 	if err != nil {

@@ -154,7 +154,7 @@ func (x *sandboxes) StartSandbox(ctx context.Context, r *sandboxAPI.StartSandbox
 	if err := joinCgroup(s.asked.CgroupParent, s.id); err != nil {
 		log.G(ctx).WithError(err).Warn("the pod's control group does not bound the sandbox")
 	}
-	p, err := pod.Start(ctx, s.settings.options(log.G(ctx).Info), s.id, s.asked, s.netns)
+	p, err := pod.Start(ctx, s.settings.options(log.G(ctx).Info), s.asked, s.netns)
 	if err != nil {
 		return nil, fail(err)
 	}

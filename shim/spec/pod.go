@@ -74,7 +74,7 @@ func ParsePod(options *anypb.Any, b Bounds) (*Pod, error) {
 // overhead is the memory that the sandbox's agent and kernel take beside the containers.
 const overhead = 128 << 20
 
-// shape chooses the machine: as large as the containers' limits together, which the kubelet sums up.
+// shape chooses the machine: as large as the containers' limits together, which the kubelet adds.
 func (p *Pod) shape(c *cri.PodSandboxConfig, b Bounds) error {
 	r := c.GetLinux().GetResources()
 	if quota, period := r.GetCpuQuota(), r.GetCpuPeriod(); quota > 0 && period > 0 {

@@ -119,6 +119,7 @@ func CheckSysctl(all map[string]string) error {
 // check refuses what no sandbox has.
 func check(s *specs.Spec) error {
 	switch h := s.Hooks; {
+	//lint:ignore SA1019 a description may still have them
 	case h != nil && len(h.Prestart)+len(h.CreateRuntime)+len(h.CreateContainer)+
 		len(h.StartContainer)+len(h.Poststart)+len(h.Poststop) > 0:
 		return refuse("hooks", "hooks run on the host")

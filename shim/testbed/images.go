@@ -120,7 +120,8 @@ func busyboxLayer() (v1.Layer, error) {
 	file("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33::/www:/bin/sh\n"+
 		"default-user:x:1000:1000::/tmp:/bin/sh\n"+
 		"user-defined-in-image:x:1002:1002::/tmp:/bin/sh\nnobody:x:65534:65534::/tmp:/bin/sh\n", 0o644)
-	file("etc/group", "root:x:0:\nwww-data:x:33:\ndefault:x:1002:\ngroup-defined-in-image:x:50000:default-user\n", 0o644)
+	file("etc/group", "root:x:0:\nwww-data:x:33:\ndefault:x:1002:\n"+
+		"group-defined-in-image:x:50000:default-user\n", 0o644)
 	file("www/index.html", "served from a pod\n", 0o644)
 	for applet := range strings.FieldsSeq(string(list)) {
 		if applet != "busybox" && err == nil {
