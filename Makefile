@@ -74,6 +74,18 @@ bin/runsc: $(RUNSC_INPUTS)
 	cd runsc && CGO_ENABLED=0 $(GO) build -mod=readonly -modfile ../.cache/runsc/go.mod -trimpath -buildvcs=false \
 		-ldflags '-s -w -X gvisor.dev/gvisor/runsc/version.version=$(RUNSC_VERSION)' -o ../bin/runsc .
 
+# The RuntimeClass of containerd, with the helper that it puts into sandboxes: docs/shim.md.
+SHIM = cd shim && CGO_ENABLED=0 $(GO) build -mod=readonly -trimpath -buildvcs=false -ldflags '-s -w' -o
+
+.PHONY: shim
+shim: build ## build bin/containerd-shim-turnstone-v2
+	$(SHIM) pod/bin/podinit ./cmd/podinit
+	$(SHIM) ../bin/containerd-shim-turnstone-v2 ./cmd/containerd-shim-turnstone-v2
+
+.PHONY: critest
+critest: setup-tests shim ## run the conformance tests of the CRI against the shim, as root
+	cd shim && CGO_ENABLED=0 TURN_TEST_CRITEST=1 $(GO) test -trimpath -v -timeout $(TIMEOUT) -count 1 -run '^TestCritest$$' ./testbed
+
 .PHONY: run
 run: setup build ## set up, build, and run examples/weather.md
 	bin/turn run examples/weather.md
@@ -87,18 +99,24 @@ TEST_KERNEL ?= $(abspath $(wildcard ../shared/kvm/vmlinux))
 export TEST_KERNEL
 
 # The scripts that start machines, and the corpus of deterministic programs, run without the race
-# detector, because it makes each of their many processes slow; the other tests of the packages run
-# with it. The soak runs for ten minutes more, with faults, and the suites in other languages beside
-# it. After a failed part the other parts still run. The tests of turn ui run in Chromium, and keep
-# pictures of the page in .cache/pictures.
+# detector, because it makes each of their many processes slow, and so do the packages that link the
+# libraries of Kubernetes, whose second build would take minutes; the other tests of the packages run
+# with it. The soak runs for five minutes, with faults, and beside it what waits more than it computes:
+# the shim's pods, the operator with a real API server, the suites in other languages. After a failed
+# part the other parts still run. The tests of turn ui run in Chromium, and keep pictures of the page in
+# .cache/pictures.
 BROWSER = TURN_TEST_BROWSER=1 TURN_TEST_PICTURES='$(CURDIR)/.cache/pictures'
+KUBERNETES = ./internal/kube/... ./cmd/turn-operator
+OTHERS = $(shell $(GO) list ./... | grep -v -e /internal/kube/ -e /cmd/turn-operator)
 
 .PHONY: test
-test: setup-tests build check proto-check chart-check ## set up, build, and run every test; as root, some again as a user
+test: setup-tests shim check proto-check chart-check ## set up, build, and run every test; as root, some again as a user
 	@set -x; failed=0; \
-	$(BROWSER) $(GO) test -race -timeout $(TIMEOUT) -skip '^TestMachine(Script$$|Corpus)' ./... || failed=1; \
+	$(BROWSER) $(GO) test -race -timeout $(TIMEOUT) -skip '^TestMachine(Script$$|Corpus)' $(OTHERS) || failed=1; \
 	$(GO) test -timeout $(TIMEOUT) -run '^TestMachine(Script$$|Corpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
-	TURN_SOAK_FOR=10m $(GO) test -timeout $(TIMEOUT) -count 1 -run '^TestSoak$$' ./cmd/turn & soak=$$!; \
+	TURN_SOAK_FOR=5m $(GO) test -timeout $(TIMEOUT) -count 1 -run '^TestSoak$$' ./cmd/turn & soak=$$!; \
+	$(GO) test -timeout $(TIMEOUT) $(KUBERNETES) || failed=1; \
+	(cd shim && export CGO_ENABLED=0 && $(GO) vet -trimpath ./... && $(GO) test -trimpath -timeout $(TIMEOUT) ./...) || failed=1; \
 	scripts/test-suites || failed=1; \
 	wait $$soak || failed=1; \
 	TURN_SUBSTRATE=qemu $(GO) test -timeout $(TIMEOUT) -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn || failed=1; \
@@ -168,4 +186,4 @@ lint: build ## run staticcheck
 
 .PHONY: clean
 clean: ## remove built files; the state in TURN_HOME stays
-	rm -rf bin .cache internal/guest/agentbin/bin/agent internal/guest/trace/bin/tracer.so internal/guest/process/bin/init
+	rm -rf bin .cache shim/pod/bin/podinit internal/guest/agentbin/bin/agent internal/guest/trace/bin/tracer.so internal/guest/process/bin/init

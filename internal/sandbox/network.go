@@ -22,6 +22,19 @@ type Network struct {
 	// watch.
 	Options func(watch *network.Watch) netstack.Options
 	Trust   Trust
+	// Carrier takes the place of the network's stack; nil: the stack.
+	Carrier *Carrier
+}
+
+// A Carrier connects a sandbox's network card to a network that exists already, such as a pod's. No
+// policy of the project applies to that network, and nothing on it is counted.
+type Carrier struct {
+	MAC   string // of the card, on substrates whose card has no address of its own
+	MTU   int
+	Guest wire.SandboxNetwork // the addresses of the guest
+	// Carry carries frames until they end, ctx ends, or the network ends: see substrate.Networker.
+	// The guest's frames are untrusted.
+	Carry func(ctx context.Context, frames io.ReadWriteCloser) error
 }
 
 // A guestNetwork is the host's side of a sandbox's network card. It lives as long as the sandbox,
@@ -31,6 +44,8 @@ type guestNetwork struct {
 	watch *network.Watch
 	card  bool   // the machine has its own; otherwise the agent creates one after each renew
 	mac   string // of the agent's card
+
+	carrier *Carrier // in the stack's place; nil: the stack
 
 	// frames are those of the card of a sandbox that waits for its user, which nobody serves; nil: none
 	frames io.ReadWriteCloser
@@ -48,7 +63,8 @@ func (s *Sandbox) makeNetwork(ctx context.Context, req *Request) (err error) {
 	}
 	n := &guestNetwork{watch: network.NewWatch()}
 	_, n.card = s.machine.(substrate.Networker)
-	if !req.ahead { // Claim makes its stack
+	n.carrier = req.Network.Carrier
+	if !req.ahead && n.carrier == nil { // Claim makes its stack
 		if n.stack, err = netstack.New(n.options(req.Network)); err != nil {
 			return err
 		}
@@ -57,6 +73,9 @@ func (s *Sandbox) makeNetwork(ctx context.Context, req *Request) (err error) {
 	mac := make([]byte, 4)
 	_, _ = rand.Read(mac) // documented never to fail
 	n.mac = fmt.Sprintf("52:54:%02x:%02x:%02x:%02x", mac[0], mac[1], mac[2], mac[3])
+	if n.carrier != nil && n.carrier.MAC != "" {
+		n.mac = n.carrier.MAC
+	}
 	s.net = n
 	return nil
 }
@@ -77,8 +96,10 @@ func (s *Sandbox) attachNetwork(ctx context.Context, want Network) error {
 	if n == nil {
 		return nil
 	}
-	if err := s.Trust(ctx, want.Trust); err != nil {
-		return err
+	if n.carrier == nil {
+		if err := s.Trust(ctx, want.Trust); err != nil {
+			return err
+		}
 	}
 	if card, own := s.machine.(substrate.Networker); own {
 		frames, err := card.Frames()
@@ -122,8 +143,12 @@ func (s *Sandbox) renewNetwork(ctx context.Context) error {
 
 // networkStream makes the agent's card, and returns its frames.
 func (s *Sandbox) networkStream(ctx context.Context) (io.ReadWriteCloser, error) {
-	frames, err := s.Client().NetworkStream(ctx, wire.SandboxNetworkParams{MAC: s.net.mac,
-		MTU: network.LargeMTU, Network: guestNetworkParams()})
+	params := wire.SandboxNetworkParams{MAC: s.net.mac, MTU: network.LargeMTU,
+		Network: s.net.guest()}
+	if c := s.net.carrier; c != nil {
+		params.MTU = int64(c.MTU)
+	}
+	frames, err := s.Client().NetworkStream(ctx, params)
 	if err != nil {
 		return nil, s.CauseOf(err)
 	}
@@ -133,7 +158,11 @@ func (s *Sandbox) networkStream(ctx context.Context) (io.ReadWriteCloser, error)
 // serve carries frames until they end, or the network ends.
 func (n *guestNetwork) serve(frames io.ReadWriteCloser) {
 	// The network of a guest that sends invalid frames ends.
-	n.serves.Go(func() { _ = n.stack.Serve(n.ctx, frames) })
+	carry := func() error { return n.stack.Serve(n.ctx, frames) }
+	if n.carrier != nil {
+		carry = func() error { return n.carrier.Carry(n.ctx, frames) }
+	}
+	n.serves.Go(func() { _ = carry() })
 }
 
 // close ends the network. The sandbox's machine has ended.
@@ -152,7 +181,7 @@ func (n *guestNetwork) close() {
 // from the gateway. The error is of kind Unavailable if the sandbox has no network, or nothing
 // listens on the port.
 func (s *Sandbox) DialGuest(ctx context.Context, port uint16) (net.Conn, error) {
-	if s.net == nil {
+	if s.net == nil || s.net.stack == nil {
 		return nil, turnstone.Errorf("executor.dial", turnstone.KindUnavailable,
 			"sandbox "+string(s.ID()), "it has no network").
 			WithHint("create it with the network on")
@@ -168,7 +197,7 @@ func (s *Sandbox) TakeNetwork(ctx context.Context) (turnstone.NetworkFacts, bool
 	}); ok {
 		return m.TakeNetwork(ctx)
 	}
-	if s.net == nil {
+	if s.net == nil || s.net.stack == nil {
 		return turnstone.NetworkFacts{}, false
 	}
 	f := turnstone.NetworkFacts{Totals: s.net.stack.Totals()}
@@ -177,7 +206,15 @@ func (s *Sandbox) TakeNetwork(ctx context.Context) (turnstone.NetworkFacts, bool
 	return f, true
 }
 
-// guestNetworkParams are the addresses of every guest.
+// guest returns the addresses of the guest.
+func (n *guestNetwork) guest() wire.SandboxNetwork {
+	if n != nil && n.carrier != nil {
+		return n.carrier.Guest
+	}
+	return guestNetworkParams()
+}
+
+// guestNetworkParams are the addresses of every guest but those with a Carrier.
 func guestNetworkParams() wire.SandboxNetwork {
 	return wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway,
 		DNS: []string{network.DNS}}

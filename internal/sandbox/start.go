@@ -354,7 +354,7 @@ func (s *Sandbox) configure(caller context.Context, req *Request, limit time.Dur
 	params := req.configuration(s.Template, s.source, s.hostname(req), req.scratch)
 	// A machine without a card gets a card from attachNetwork.
 	if _, card := s.machine.(substrate.Networker); card && req.Shape.Network {
-		net := guestNetworkParams()
+		net := s.net.guest()
 		params.Network = &net
 	}
 	res, err := s.client.SandboxConfigure(ctx, &params)

@@ -45,6 +45,7 @@ func hostProcesses(shape turnstone.Shape) int64 { return 512 + 1024*int64(shape.
 // paths of images and of dir, the sandbox's folder, may differ.
 func spec(dir string, in imagePaths, shape turnstone.Shape) ([]byte, error) {
 	memory, quota, period := int64(shape.Memory), int64(shape.CPUs)*cpuPeriod, uint64(cpuPeriod)
+	processes := hostProcesses(shape)
 	image := func(destination, source string) specs.Mount {
 		return specs.Mount{Destination: destination, Type: "erofs", Source: source,
 			Options: []string{"ro"}}
@@ -92,7 +93,7 @@ func spec(dir string, in imagePaths, shape turnstone.Shape) ([]byte, error) {
 			Resources: &specs.LinuxResources{
 				Memory: &specs.LinuxMemory{Limit: &memory},
 				CPU:    &specs.LinuxCPU{Quota: &quota, Period: &period},
-				Pids:   &specs.LinuxPids{Limit: hostProcesses(shape)},
+				Pids:   &specs.LinuxPids{Limit: &processes},
 			},
 		},
 	})

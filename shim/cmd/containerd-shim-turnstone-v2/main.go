@@ -1,0 +1,16 @@
+// Command containerd-shim-turnstone-v2 runs the pods of a RuntimeClass in sandboxes. containerd
+// starts it, one for each pod: see docs/shim.md.
+package main
+
+import (
+	"context"
+
+	"github.com/containerd/containerd/v2/pkg/shim"
+
+	"turnstone.dev/turnstone/shim/service"
+)
+
+func main() {
+	service.Register()
+	shim.RunShim(context.Background(), service.Manager{})
+}

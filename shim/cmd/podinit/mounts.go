@@ -1,0 +1,219 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone/shim/guest"
+)
+
+// makeRoot makes root the calling process's root, with the container's mounts in it. The process is
+// the first in its mount namespace.
+func makeRoot(root string, c *guest.Container) error {
+	// a kernel without propagation has nothing to make private
+	_ = unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, "")
+	if err := unix.Mount(root, root, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return os.NewSyscallError("mount root", err)
+	}
+	for _, m := range c.Mounts {
+		if err := mount(root, m); err != nil {
+			return fmt.Errorf("mount %s: %w", m.Target, err)
+		}
+	}
+	if err := devices(root); err != nil {
+		return err
+	}
+	for key, value := range c.Sysctl {
+		name := filepath.Join("/proc/sys", strings.ReplaceAll(key, ".", "/"))
+		if err := writeParameter(name, value); err != nil {
+			return fmt.Errorf("sysctl %s: the sandbox's kernel does not have it: %w", key, err)
+		}
+	}
+	for _, p := range c.ReadOnly {
+		if target, err := place(root, p, -1); err == nil {
+			_ = unix.Mount(target, target, "", unix.MS_BIND|unix.MS_REC, "")
+			_ = unix.Mount("", target, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")
+		}
+	}
+	for _, p := range c.Masked {
+		mask(root, p)
+	}
+	if c.ReadOnlyRoot {
+		if err := unix.Mount("", root, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY,
+			""); err != nil {
+			return os.NewSyscallError("remount root", err)
+		}
+	}
+	return enterRoot(root)
+}
+
+// writeParameter sets a parameter of the kernel. One that has the value already may be read-only.
+func writeParameter(name, value string) error {
+	if now, err := os.ReadFile(name); err == nil && strings.TrimSpace(string(now)) == value {
+		return nil
+	}
+	f, err := os.OpenFile(name, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value)
+	return errors.Join(err, f.Close())
+}
+
+// enterRoot makes root the process's root. Where the kernel cannot exchange the roots, because the
+// sandbox's processes run in a changed root, the old root is moved away.
+func enterRoot(root string) error {
+	if err := unix.Chdir(root); err != nil {
+		return err
+	}
+	if unix.PivotRoot(".", ".") == nil {
+		if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+			return os.NewSyscallError("umount old root", err)
+		}
+		return unix.Chdir("/")
+	}
+	_ = unix.Mount(".", "/", "", unix.MS_MOVE, "")
+	if err := unix.Chroot("."); err != nil {
+		return os.NewSyscallError("chroot", err)
+	}
+	return unix.Chdir("/")
+}
+
+func mount(root string, m guest.Mount) error {
+	kind := 0
+	if m.File {
+		kind = 1
+	}
+	target, err := place(root, m.Target, kind)
+	if err != nil {
+		return err
+	}
+	data := strings.Join(m.Data, ",")
+	if m.Type != "bind" {
+		err := unix.Mount(m.Type, target, m.Type, m.Flags, data)
+		if err != nil && m.Type == "mqueue" { // a kernel without message queues
+			return nil
+		}
+		return os.NewSyscallError("mount", err)
+	}
+	if err := unix.Mount(m.Source, target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return os.NewSyscallError("mount", err)
+	}
+	if m.Flags == 0 {
+		return nil
+	}
+	return os.NewSyscallError("remount", unix.Mount("", target, "",
+		unix.MS_REMOUNT|unix.MS_BIND|m.Flags, ""))
+}
+
+// place returns the path of a place in root, which is made if it is missing: as a folder (kind 0)
+// or as a file (kind 1); kind -1 makes nothing. Symbolic links are followed inside of root.
+func place(root, name string, kind int) (string, error) {
+	at, err := within(root, name, kind >= 0)
+	if err != nil {
+		return "", err
+	}
+	_, err = os.Lstat(at)
+	switch {
+	case err == nil:
+		return at, nil
+	case kind < 0 || !errors.Is(err, os.ErrNotExist):
+		return "", err
+	case kind == 0:
+		return at, os.MkdirAll(at, 0o755)
+	}
+	f, err := os.OpenFile(at, os.O_CREATE|os.O_RDONLY, 0o644)
+	if err == nil {
+		err = f.Close()
+	}
+	return at, err
+}
+
+// maxLinks is the number of symbolic links that a path may have.
+const maxLinks = 40
+
+// within resolves name in root as a process with that root would, and makes missing folders on the
+// way. Nobody else changes the root meanwhile: the container has not started.
+func within(root, name string, makeDirs bool) (string, error) {
+	todo, at, links := strings.Split(name, "/"), "/", 0
+	for len(todo) > 0 {
+		part := todo[0]
+		todo = todo[1:]
+		switch part {
+		case "", ".":
+			continue
+		case "..":
+			at = filepath.Dir(at)
+			continue
+		}
+		next := filepath.Join(at, part)
+		st, err := os.Lstat(filepath.Join(root, next))
+		if err == nil && st.Mode()&os.ModeSymlink != 0 {
+			if links++; links > maxLinks {
+				return "", unix.ELOOP
+			}
+			to, err := os.Readlink(filepath.Join(root, next))
+			if err != nil {
+				return "", err
+			}
+			if strings.HasPrefix(to, "/") {
+				at = "/"
+			}
+			todo = append(strings.Split(to, "/"), todo...)
+			continue
+		}
+		if errors.Is(err, os.ErrNotExist) && makeDirs && len(todo) > 0 {
+			err = os.Mkdir(filepath.Join(root, next), 0o755)
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return "", err
+		}
+		at = next
+	}
+	return filepath.Join(root, at), nil
+}
+
+// mask hides what is at name.
+func mask(root, name string) {
+	target, err := place(root, name, -1)
+	if err != nil {
+		return
+	}
+	if unix.Mount("/dev/null", target, "", unix.MS_BIND, "") != nil {
+		_ = unix.Mount("tmpfs", target, "tmpfs", unix.MS_RDONLY, "")
+	}
+}
+
+// devices puts the devices that every container has into its /dev, if it is a file system of its
+// own.
+func devices(root string) error {
+	dev := filepath.Join(root, "dev")
+	var d, r unix.Stat_t
+	if unix.Lstat(dev, &d) != nil || unix.Lstat(root, &r) != nil || d.Dev == r.Dev {
+		return nil
+	}
+	for _, name := range []string{"null", "zero", "full", "random", "urandom", "tty"} {
+		at := filepath.Join(dev, name)
+		f, err := os.OpenFile(at, os.O_CREATE|os.O_RDONLY|unix.O_NOFOLLOW, 0o666)
+		if err != nil {
+			continue
+		}
+		_ = f.Close()
+		if err := unix.Mount("/dev/"+name, at, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("device %s: %w", name, err)
+		}
+	}
+	for name, to := range map[string]string{"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0",
+		"stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx"} {
+		if err := os.Symlink(to, filepath.Join(dev, name)); err != nil &&
+			!errors.Is(err, os.ErrExist) {
+			return err
+		}
+	}
+	return nil
+}

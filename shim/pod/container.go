@@ -1,0 +1,117 @@
+package pod
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"path"
+
+	"turnstone.dev/turnstone/shim/guest"
+	"turnstone.dev/turnstone/shim/rootfs"
+	"turnstone.dev/turnstone/shim/spec"
+)
+
+// A Container is a container in the sandbox.
+type Container struct {
+	pod  *Pod
+	ID   string
+	spec *spec.Container
+	back map[string]string // files of the host, by their paths in the sandbox
+}
+
+// Create copies the root file system at the host's folder root into the sandbox, with the volumes.
+func (p *Pod) Create(ctx context.Context, id, root string, s *spec.Container) (*Container, error) {
+	if err := guest.CheckID(id); err != nil {
+		return nil, fmt.Errorf("container %.140q: %w", id, err)
+	}
+	c := &Container{pod: p, ID: id, spec: s, back: map[string]string{}}
+	limits := rootfs.Limits{Bytes: int64(p.asked.Shape.Disk)}
+	if err := p.copyIn(ctx, root, "", guest.File(id, "", guest.FileRoot), limits); err != nil {
+		_ = c.Remove(context.WithoutCancel(ctx))
+		return nil, fmt.Errorf("copying the root file system: %w", err)
+	}
+	if err := c.addVolumes(ctx); err != nil {
+		_ = c.Remove(context.WithoutCancel(ctx))
+		return nil, err
+	}
+	c.addEtc()
+	for key, value := range p.asked.Sysctl {
+		if s.Sysctl == nil {
+			s.Sysctl = maps.Clone(p.asked.Sysctl)
+		}
+		s.Sysctl[key] = value
+	}
+	return c, p.writeJSON(ctx, guest.File(id, "", guest.FileConfig), s.Container)
+}
+
+// copyIn copies a file tree of the host to the folder dest of the sandbox; a file gets the name
+// name there.
+func (p *Pod) copyIn(ctx context.Context, source, name, dest string, l rootfs.Limits) error {
+	r, w := io.Pipe()
+	packed := make(chan error, 1)
+	go func() {
+		err := rootfs.Pack(ctx, w, source, name, l)
+		_ = w.CloseWithError(err)
+		packed <- err
+	}()
+	_, err := p.helper(ctx, r, guest.CmdUnpack, dest)
+	_ = r.CloseWithError(io.ErrClosedPipe)
+	if perr := <-packed; perr != nil && perr != io.ErrClosedPipe {
+		return perr
+	}
+	return err
+}
+
+// Start starts the container's first process.
+func (c *Container) Start(ctx context.Context, files IO) (*Process, error) {
+	return c.pod.start(ctx, c.ID, "", []string{guest.Program, guest.CmdRun, c.ID},
+		c.spec.Terminal, files)
+}
+
+// Exec starts another process in the container.
+func (c *Container) Exec(ctx context.Context, exec string, p guest.Process,
+	files IO) (*Process, error) {
+	if err := c.pod.writeJSON(ctx, guest.File(c.ID, exec, guest.FileConfig), p); err != nil {
+		return nil, err
+	}
+	return c.pod.start(ctx, c.ID, exec, []string{guest.Program, guest.CmdExec, c.ID, exec},
+		p.Terminal, files)
+}
+
+// Update bounds the container anew.
+func (c *Container) Update(ctx context.Context, l guest.Limits) error {
+	if err := c.pod.writeJSON(ctx, guest.File(c.ID, "", guest.FileLimits), l); err != nil {
+		return err
+	}
+	_, err := c.pod.helper(ctx, nil, guest.CmdLimit, c.ID)
+	return err
+}
+
+// Stats returns what the container uses, as the sandbox says.
+func (c *Container) Stats(ctx context.Context) (guest.Stats, error) {
+	text, err := c.pod.helper(ctx, nil, guest.CmdStats, c.ID)
+	if err != nil {
+		return guest.Stats{}, err
+	}
+	return parseStats(text)
+}
+
+// parseStats reads the helper's answer.
+func parseStats(text string) (s guest.Stats, err error) {
+	if err := json.Unmarshal([]byte(text), &s); err != nil {
+		return guest.Stats{}, fmt.Errorf("the sandbox's answer: %w", err)
+	}
+	return s, nil
+}
+
+// Remove removes the container's files from the sandbox. Its processes have ended.
+func (c *Container) Remove(ctx context.Context) error {
+	c.pod.volumes.forget(c.ID)
+	_, err := c.pod.helper(ctx, nil, guest.CmdRemove, c.ID)
+	return err
+}
+
+// volumeDir returns the folder of the volume number n.
+func volumeDir(n int) string { return path.Join(guest.Volumes, fmt.Sprint(n)) }

@@ -1,0 +1,32 @@
+package pod
+
+import (
+	"strings"
+	"testing"
+
+	"turnstone.dev/turnstone/shim/guest"
+)
+
+// FuzzAnswers checks that what a hostile sandbox answers is bounded and harmless.
+func FuzzAnswers(f *testing.F) {
+	f.Add(`{"cpu":1,"memory":2}`)
+	f.Add("\x1b[2Jboo\xff\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		var l limited
+		_, _ = l.Write([]byte(text))
+		if l.Len() > guest.MaxStats {
+			t.Errorf("%d bytes", l.Len())
+		}
+		_, _ = parseStats(l.String())
+		if p := printable(text); len(p) > 500 || strings.ContainsAny(p, "\x1b\n\x00") {
+			t.Errorf("%q", p)
+		}
+	})
+}
+
+func TestProcessName(t *testing.T) {
+	long := strings.Repeat("a", 64)
+	if name := processName(long, long); len(name) > 64 || name == processName(long, "") {
+		t.Error(name)
+	}
+}

@@ -1,0 +1,246 @@
+// Package pod runs a pod in a sandbox: its containers are groups of processes there. The sandbox
+// is untrusted: what it answers is bounded, and names nothing of the host.
+package pod
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/fsimage/tar2erofs"
+	"turnstone.dev/turnstone/internal/guest/kernel"
+	"turnstone.dev/turnstone/internal/sandbox"
+	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/shim/guest"
+	"turnstone.dev/turnstone/shim/podnet"
+	"turnstone.dev/turnstone/shim/spec"
+	"turnstone.dev/turnstone/wire"
+)
+
+// The helper's static program. The build writes bin/podinit before it builds the shim.
+//
+//go:embed all:bin
+var programs embed.FS
+
+func podinit() ([]byte, error) {
+	b, err := programs.ReadFile("bin/podinit")
+	if err != nil {
+		return nil, errors.New("the shim was built without its helper: run make shim")
+	}
+	return b, nil
+}
+
+// Options are the settings of a node.
+type Options struct {
+	Home      string // the state directory
+	Substrate string // its name; only gvisor connects a pod's network
+	Programs  driver.Programs
+	Progress  func(string)
+}
+
+// A Pod is a running sandbox with containers. Its methods are safe for concurrent use.
+type Pod struct {
+	sb      *sandbox.Sandbox
+	net     *podnet.Network
+	asked   *spec.Pod
+	volumes volumes
+
+	unforward context.CancelFunc // nil: nothing is forwarded
+}
+
+// Start starts the sandbox of a pod, whose network is that of the namespace at netns; empty: none.
+func Start(ctx context.Context, o Options, p *spec.Pod, netns string) (_ *Pod, err error) {
+	dir, err := statedir.Open(o.Home)
+	if err != nil {
+		return nil, err
+	}
+	settings, err := config.Load(dir.Root)
+	if err != nil {
+		return nil, err
+	}
+	template, err := templateOf(dir)
+	if err != nil {
+		return nil, fmt.Errorf("the template of pods: %w", err)
+	}
+	pod := &Pod{asked: p}
+	defer func() {
+		if err != nil {
+			_ = pod.Close()
+		}
+	}()
+	req := sandbox.Request{Template: template, Image: template.Name, Shape: p.Shape,
+		Hostname: p.Hostname, Driver: o.Substrate,
+		Kernel:   kernel.Choice{}.Over(settings.GuestKernel()),
+		Progress: o.Progress, Lap: func(string) {}}
+	req.Shape.Network = false
+	if netns != "" {
+		if o.Substrate != driver.GVisor {
+			// the card of a microVM has an address that the pod's network does not know
+			return nil, &spec.Refusal{Field: "substrate", Why: o.Substrate +
+				" cannot connect a pod's network; set substrate to gvisor in shim.toml"}
+		}
+		if pod.net, err = podnet.Open(netns); err != nil {
+			return nil, fmt.Errorf("the pod's network: %w", err)
+		}
+	}
+	if n := pod.net; n != nil {
+		req.Shape.Network = true
+		req.Network.Carrier = &sandbox.Carrier{MAC: n.MAC, MTU: n.MTU, Carry: n.Carry,
+			Guest: wire.SandboxNetwork{Address: n.Address, Gateway: n.Gateway,
+				DNS: append([]string{}, p.DNS.GetServers()...)}}
+	}
+	launcher := sandbox.New(dir)
+	launcher.Programs = o.Programs
+	if pod.sb, err = launcher.Start(ctx, req); err != nil {
+		return nil, err
+	}
+	if err := pod.prepare(ctx); err != nil {
+		return nil, err
+	}
+	pod.forward(o.Progress)
+	return pod, nil
+}
+
+// forward serves what is dialled in the pod's network namespace. Without it only port-forwards are
+// missing.
+func (p *Pod) forward(say func(string)) {
+	ctx, cancel := context.WithCancel(context.Background())
+	p.unforward = cancel
+	if p.net == nil {
+		return
+	}
+	err := p.net.Forward(ctx, func(ctx context.Context, port uint16) (io.ReadWriteCloser, error) {
+		return p.sb.Client().ConnectPort(ctx, port)
+	})
+	if err != nil {
+		say("port-forwards do not work: " + err.Error())
+	}
+}
+
+// prepare makes what containers share.
+func (p *Pod) prepare(ctx context.Context) error {
+	for _, d := range []struct {
+		path string
+		mode int64
+	}{{guest.Dir, 0o700}, {guest.Volumes, 0o755}, {guest.Shm, 0o1777}} {
+		if err := p.sb.Client().FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: d.path,
+			Parents: true, Mode: d.mode}); err != nil {
+			return err
+		}
+	}
+	return p.writeEtc(ctx)
+}
+
+// Done is closed when the sandbox has ended; Err then tells why.
+func (p *Pod) Done() <-chan struct{} { return p.sb.Done() }
+
+// Err returns why the sandbox ended.
+func (p *Pod) Err() error { return p.sb.Err() }
+
+// Substrate returns what the pod runs on.
+func (p *Pod) Substrate() string { return p.sb.Substrate() }
+
+// Used returns what the sandbox has used.
+func (p *Pod) Used() turnstone.Used { return p.sb.Used() }
+
+// Close ends the sandbox with all its containers.
+func (p *Pod) Close() error {
+	p.volumes.close()
+	if p.unforward != nil {
+		p.unforward()
+	}
+	var err error
+	if p.sb != nil {
+		err = p.sb.Close()
+	}
+	if p.net != nil {
+		err = errors.Join(err, p.net.Close())
+	}
+	p.volumes.done.Wait()
+	return err
+}
+
+// templateOf returns the template of pods, whose image is made once for each helper: empty folders,
+// and the helper.
+func templateOf(dir *statedir.Dir) (*turnstone.Template, error) {
+	program, err := podinit()
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(append([]byte("pod image v1\x00"), program...))
+	folder, err := dir.MkdirAll("pods")
+	if err != nil {
+		return nil, err
+	}
+	path := filepath.Join(folder, "image-"+hex.EncodeToString(sum[:8])+".erofs")
+	if _, err := os.Stat(path); err != nil {
+		if err := writeImage(path, program); err != nil {
+			return nil, err
+		}
+	}
+	image, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	digest := turnstone.DigestBytes(image)
+	return &turnstone.Template{Name: "pod", Digest: digest, Root: path, RootDigest: digest,
+		Size: int64(len(image)), Built: time.Unix(0, 0)}, nil
+}
+
+func writeImage(path string, program []byte) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), ".image-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		_ = f.Close()
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+	}()
+	var stream bytes.Buffer
+	tw := tar.NewWriter(&stream)
+	for _, d := range []string{"proc", "sys", "dev", "run", "tmp", "etc", "root", "workspace",
+		guest.Dir[1:]} {
+		h := &tar.Header{Typeflag: tar.TypeDir, Name: d + "/", Mode: 0o755}
+		if d == "tmp" {
+			h.Mode = 0o1777
+		}
+		err = errors.Join(err, tw.WriteHeader(h))
+	}
+	for name, b := range map[string][]byte{guest.Program[1:]: program,
+		"etc/passwd": []byte("root:x:0:0:root:/root:/bin/sh\n"),
+		"etc/group":  []byte("root:x:0:\n")} {
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755, Size: int64(len(b))}
+		if err = errors.Join(err, tw.WriteHeader(h)); err == nil {
+			_, err = tw.Write(b)
+		}
+	}
+	if err = errors.Join(err, tw.Close()); err != nil {
+		return err
+	}
+	w := tar2erofs.New(f, tar2erofs.Options{Latest: time.Unix(0, 0),
+		TempDir: filepath.Dir(path)})
+	if err = w.AddTar(io.Reader(&stream), nil); err == nil {
+		err = w.Close()
+	}
+	if err != nil {
+		return err
+	}
+	if err = f.Chmod(0o444); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}

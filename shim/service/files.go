@@ -1,0 +1,100 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/containerd/fifo"
+
+	"turnstone.dev/turnstone/shim/pod"
+)
+
+// files are the named pipes that containerd has made for a process.
+type files struct {
+	in       io.ReadCloser
+	out, err *os.File
+	once     sync.Once
+}
+
+// openFiles opens the pipes; an empty path is none. Those of outputs are open for reading too, so
+// that the process survives a containerd that restarts.
+func openFiles(ctx context.Context, stdin, stdout, stderr string) (_ *files, err error) {
+	f := new(files)
+	defer func() {
+		if err != nil {
+			f.close()
+		}
+	}()
+	if stdin != "" {
+		if f.in, err = fifo.OpenFifo(ctx, stdin, syscall.O_RDONLY|syscall.O_NONBLOCK, 0); err != nil {
+			return nil, fmt.Errorf("standard input: %w", err)
+		}
+	}
+	if f.out, err = openOut(stdout); err != nil {
+		return nil, fmt.Errorf("standard output: %w", err)
+	}
+	if f.err, err = openOut(stderr); err != nil {
+		return nil, fmt.Errorf("standard error: %w", err)
+	}
+	return f, nil
+}
+
+func openOut(path string) (*os.File, error) {
+	if path == "" {
+		return nil, nil
+	}
+	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	if st, err := f.Stat(); err != nil || st.Mode()&os.ModeNamedPipe == 0 {
+		_ = f.Close()
+		return nil, errors.Join(err, fmt.Errorf("%s is no named pipe", path))
+	}
+	return f, nil
+}
+
+func (f *files) io() pod.IO {
+	x := pod.IO{Deadline: f.deadline}
+	if f.in != nil {
+		x.In = f.in
+	}
+	if f.out != nil {
+		x.Out = f.out
+	}
+	if f.err != nil {
+		x.Err = f.err
+	}
+	return x
+}
+
+func (f *files) deadline(t time.Time) {
+	for _, o := range []*os.File{f.out, f.err} {
+		if o != nil {
+			_ = o.SetWriteDeadline(t)
+		}
+	}
+}
+
+func (f *files) closeIn() {
+	if f.in != nil {
+		_ = f.in.Close()
+	}
+}
+
+func (f *files) close() {
+	f.once.Do(func() {
+		f.closeIn()
+		for _, o := range []*os.File{f.out, f.err} {
+			if o != nil {
+				_ = o.Close()
+			}
+		}
+	})
+}

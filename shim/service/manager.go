@@ -1,0 +1,156 @@
+package service
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
+	"github.com/containerd/containerd/api/types"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/defaults"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/pkg/shim"
+	"github.com/containerd/containerd/v2/pkg/shutdown"
+	"github.com/containerd/containerd/v2/plugins"
+	"github.com/containerd/plugin"
+	"github.com/containerd/plugin/registry"
+
+	"turnstone.dev/turnstone"
+)
+
+// Name is the name of the runtime in containerd's configuration.
+const Name = "io.containerd.turnstone.v2"
+
+// Register makes the service known to the shim's main function.
+func Register() {
+	registry.Register(&plugin.Registration{Type: plugins.TTRPCPlugin, ID: "turnstone",
+		Requires: []plugin.Type{plugins.EventPlugin, plugins.InternalPlugin},
+		InitFn: func(ic *plugin.InitContext) (any, error) {
+			pp, err := ic.GetByID(plugins.EventPlugin, "publisher")
+			if err != nil {
+				return nil, err
+			}
+			ss, err := ic.GetByID(plugins.InternalPlugin, "shutdown")
+			if err != nil {
+				return nil, err
+			}
+			settings, err := Load(os.Getenv)
+			if err != nil {
+				return nil, err
+			}
+			return New(ic.Context, pp.(shim.Publisher), ss.(shutdown.Service), settings), nil
+		}})
+}
+
+// A Manager starts shims, and removes what one that was killed has left.
+type Manager struct{}
+
+// Name implements shim.Shim.
+func (Manager) Name() string { return Name }
+
+// Start implements shim.Shim: it starts the shim of a pod in the background.
+func (Manager) Start(ctx context.Context, p *bootapi.BootstrapParams) (_ *bootapi.BootstrapResult,
+	err error) {
+	ns, err := namespaces.NamespaceRequired(ctx)
+	if err != nil {
+		return nil, err
+	}
+	dir := p.GetSocketDir()
+	if dir == "" {
+		dir = filepath.Join(defaults.DefaultStateDir, "s")
+	}
+	address, err := shim.CreateSocketAddress(ctx, dir, p.GetContainerdGrpcAddress(),
+		p.GetInstanceID(), false)
+	if err != nil {
+		return nil, err
+	}
+	socket, err := shim.NewSocket(address)
+	if shim.SocketEaddrinuse(err) { // of a shim that was killed
+		if shim.CanConnect(address) {
+			return nil, fmt.Errorf("a shim of %s runs", p.GetInstanceID())
+		}
+		_ = shim.RemoveSocket(address)
+		socket, err = shim.NewSocket(address)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		_ = socket.Close()
+		if err != nil {
+			_ = shim.RemoveSocket(address)
+		}
+	}()
+	socket.SetUnlinkOnClose(false)
+	file, err := socket.File()
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	program, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	args := []string{"-namespace", ns, "-id", p.GetInstanceID(), "-address",
+		p.GetContainerdGrpcAddress()}
+	if p.GetLogLevel() <= bootapi.LogLevel_LOG_LEVEL_DEBUG {
+		args = append(args, "-debug")
+	}
+	cmd := exec.Command(program, args...)
+	cmd.ExtraFiles = []*os.File{file}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	go func() { _ = cmd.Wait() }()
+	if err := shim.AdjustOOMScore(cmd.Process.Pid); err != nil {
+		_ = cmd.Process.Kill()
+		return nil, err
+	}
+	return &bootapi.BootstrapResult{Version: 3, Protocol: "ttrpc", Address: address}, nil
+}
+
+// Stop implements shim.Shim: it removes what a shim that has ended has left of a bundle. The
+// machine has ended with its shim.
+func (Manager) Stop(_ context.Context, id string) (shim.StopStatus, error) {
+	cwd, err := os.Getwd()
+	if err != nil {
+		return shim.StopStatus{}, err
+	}
+	root := filepath.Join(filepath.Dir(cwd), id, "rootfs")
+	if _, err := os.Stat(root); err == nil {
+		if err := mount.UnmountRecursive(root, 0); err != nil {
+			return shim.StopStatus{}, err
+		}
+	}
+	removeSocket(filepath.Join(filepath.Dir(cwd), id))
+	return shim.StopStatus{ExitedAt: time.Now(), ExitStatus: 128 + int(syscall.SIGKILL)}, nil
+}
+
+// removeSocket removes the socket of the shim of a bundle, if nobody serves it any more.
+func removeSocket(bundle string) {
+	text, err := os.ReadFile(filepath.Join(bundle, "bootstrap.json"))
+	if err != nil {
+		return
+	}
+	var to struct{ Address string }
+	if json.Unmarshal(text, &to) == nil && to.Address != "" && !shim.CanConnect(to.Address) {
+		_ = shim.RemoveSocket(to.Address)
+	}
+}
+
+// Info implements shim.Shim.
+func (Manager) Info(_ context.Context, options io.Reader) (*types.RuntimeInfo, error) {
+	if _, err := io.Copy(io.Discard, io.LimitReader(options, 1<<20)); err != nil {
+		return nil, err
+	}
+	return &types.RuntimeInfo{Name: Name,
+		Version: &types.RuntimeVersion{Version: turnstone.Version}}, nil
+}

@@ -1,0 +1,294 @@
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	eventstypes "github.com/containerd/containerd/api/events"
+	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/runtime"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"turnstone.dev/turnstone/shim/guest"
+	"turnstone.dev/turnstone/shim/spec"
+)
+
+// tasks serves the interface of tasks. A task is a container of the pod, and its process number is
+// the shim's: no process of the host is the container's.
+type tasks struct{ s *Service }
+
+func self() uint32 { return uint32(os.Getpid()) }
+
+// Create implements the task API: it copies the root file system into the sandbox.
+func (t *tasks) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (
+	*taskAPI.CreateTaskResponse, error) {
+	s := t.s
+	p, err := s.running()
+	if err != nil {
+		return nil, fail(err)
+	}
+	if r.GetCheckpoint() != "" {
+		return nil, fail(fmt.Errorf("the restore of a container: %w", errdefs.ErrNotImplemented))
+	}
+	c := &container{service: s, id: r.GetID(), bundle: r.GetBundle(), execs: map[string]*process{}}
+	c.first = newProcess(c, "", r.GetStdin(), r.GetStdout(), r.GetStderr(), r.GetTerminal())
+	if err := s.reserve(c); err != nil {
+		return nil, fail(err)
+	}
+	text, err := os.ReadFile(filepath.Join(r.GetBundle(), "config.json"))
+	if err == nil {
+		c.spec, err = spec.Parse(text, c.id)
+	}
+	if err == nil {
+		c.spec.Terminal, c.spec.Process.Terminal = r.GetTerminal(), r.GetTerminal()
+		err = withRoot(r, func(root string) error {
+			made, err := p.Create(ctx, c.id, root, c.spec)
+			c.pod = made
+			return err
+		})
+	}
+	if err != nil {
+		s.forget(c.id)
+		return nil, fail(err)
+	}
+	s.send(runtime.TaskCreateEventTopic, &eventstypes.TaskCreate{ContainerID: r.GetID(),
+		Bundle: r.GetBundle(), Rootfs: r.GetRootfs(), Pid: self(),
+		IO: &eventstypes.TaskIO{Stdin: r.GetStdin(), Stdout: r.GetStdout(), Stderr: r.GetStderr(),
+			Terminal: r.GetTerminal()}})
+	return &taskAPI.CreateTaskResponse{Pid: self()}, nil
+}
+
+// withRoot mounts the container's root file system on the host while f copies it.
+func withRoot(r *taskAPI.CreateTaskRequest, f func(root string) error) (err error) {
+	root := filepath.Join(r.GetBundle(), "rootfs")
+	var mounts []mount.Mount
+	for _, m := range r.GetRootfs() {
+		mounts = append(mounts, mount.Mount{Type: m.Type, Source: m.Source, Target: m.Target,
+			Options: m.Options})
+	}
+	if len(mounts) == 0 {
+		return f(root)
+	}
+	if err := os.Mkdir(root, 0o711); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, mount.UnmountRecursive(root, 0))
+	}()
+	if err := mount.All(mounts, root); err != nil {
+		return fmt.Errorf("mounting the root file system: %w", err)
+	}
+	return f(root)
+}
+
+// Start implements the task API.
+func (t *tasks) Start(ctx context.Context, r *taskAPI.StartRequest) (
+	*taskAPI.StartResponse, error) {
+	c, p, err := t.s.find(r.GetID(), r.GetExecID())
+	if err != nil {
+		return nil, fail(err)
+	}
+	if err := p.start(ctx); err != nil {
+		return nil, fail(err)
+	}
+	if p.exec == "" {
+		t.s.send(runtime.TaskStartEventTopic,
+			&eventstypes.TaskStart{ContainerID: c.id, Pid: self()})
+	} else {
+		t.s.send(runtime.TaskExecStartedEventTopic,
+			&eventstypes.TaskExecStarted{ContainerID: c.id, ExecID: p.exec, Pid: self()})
+	}
+	p.announce()
+	return &taskAPI.StartResponse{Pid: self()}, nil
+}
+
+// Exec implements the task API.
+func (t *tasks) Exec(_ context.Context, r *taskAPI.ExecProcessRequest) (*emptypb.Empty, error) {
+	c, _, err := t.s.find(r.GetID(), "")
+	if err != nil {
+		return nil, fail(err)
+	}
+	if err := guest.CheckID(r.GetExecID()); err != nil {
+		return nil, fail(fmt.Errorf("exec %.140q: %w: %w", r.GetExecID(), err,
+			errdefs.ErrInvalidArgument))
+	}
+	p := newProcess(c, r.GetExecID(), r.GetStdin(), r.GetStdout(), r.GetStderr(), r.GetTerminal())
+	if p.spec, err = spec.ParseProcess(r.GetSpec().GetValue()); err != nil {
+		return nil, fail(err)
+	}
+	p.spec.Terminal = r.GetTerminal()
+	if err := c.add(p); err != nil {
+		return nil, fail(err)
+	}
+	t.s.send(runtime.TaskExecAddedEventTopic,
+		&eventstypes.TaskExecAdded{ContainerID: c.id, ExecID: p.exec})
+	return &emptypb.Empty{}, nil
+}
+
+// State implements the task API.
+func (t *tasks) State(_ context.Context, r *taskAPI.StateRequest) (*taskAPI.StateResponse, error) {
+	c, p, err := t.s.find(r.GetID(), r.GetExecID())
+	if err != nil {
+		return nil, fail(err)
+	}
+	res := &taskAPI.StateResponse{ID: r.GetID(), ExecID: r.GetExecID(), Bundle: c.bundle,
+		Pid: self(), Stdin: p.stdin, Stdout: p.stdout, Stderr: p.stderr, Terminal: p.terminal}
+	res.Status, res.ExitStatus, res.ExitedAt = p.state()
+	return res, nil
+}
+
+// Wait implements the task API.
+func (t *tasks) Wait(ctx context.Context, r *taskAPI.WaitRequest) (*taskAPI.WaitResponse, error) {
+	_, p, err := t.s.find(r.GetID(), r.GetExecID())
+	if err != nil {
+		return nil, fail(err)
+	}
+	select {
+	case <-p.over:
+	case <-ctx.Done():
+		return nil, fail(ctx.Err())
+	}
+	_, code, at := p.state()
+	return &taskAPI.WaitResponse{ExitStatus: code, ExitedAt: at}, nil
+}
+
+// Kill implements the task API.
+func (t *tasks) Kill(ctx context.Context, r *taskAPI.KillRequest) (*emptypb.Empty, error) {
+	_, p, err := t.s.find(r.GetID(), r.GetExecID())
+	if err != nil {
+		return nil, fail(err)
+	}
+	return &emptypb.Empty{}, fail(p.kill(ctx, syscall.Signal(r.GetSignal())))
+}
+
+// Delete implements the task API.
+func (t *tasks) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (
+	*taskAPI.DeleteResponse, error) {
+	c, p, err := t.s.find(r.GetID(), r.GetExecID())
+	if err != nil {
+		return nil, fail(err)
+	}
+	status, code, at := p.state()
+	if status == task.Status_RUNNING {
+		return nil, fail(fmt.Errorf("%s runs: %w", r.GetID(), errdefs.ErrFailedPrecondition))
+	}
+	if p.exec != "" {
+		c.remove(p)
+		return &taskAPI.DeleteResponse{Pid: self(), ExitStatus: code, ExitedAt: at}, nil
+	}
+	t.s.forget(c.id)
+	if _, err := t.s.running(); err == nil {
+		if err := c.pod.Remove(ctx); err != nil {
+			log.G(ctx).WithError(err).Warn("the container's files stay until the pod's end")
+		}
+	}
+	t.s.send(runtime.TaskDeleteEventTopic, &eventstypes.TaskDelete{ContainerID: c.id, Pid: self(),
+		ExitStatus: code, ExitedAt: at})
+	return &taskAPI.DeleteResponse{Pid: self(), ExitStatus: code, ExitedAt: at}, nil
+}
+
+// ResizePty implements the task API.
+func (t *tasks) ResizePty(ctx context.Context, r *taskAPI.ResizePtyRequest) (
+	*emptypb.Empty, error) {
+	_, p, err := t.s.find(r.GetID(), r.GetExecID())
+	if err != nil {
+		return nil, fail(err)
+	}
+	return &emptypb.Empty{}, fail(p.resize(ctx, r.GetWidth(), r.GetHeight()))
+}
+
+// CloseIO implements the task API.
+func (t *tasks) CloseIO(_ context.Context, r *taskAPI.CloseIORequest) (*emptypb.Empty, error) {
+	_, p, err := t.s.find(r.GetID(), r.GetExecID())
+	if err != nil {
+		return nil, fail(err)
+	}
+	if r.GetStdin() {
+		p.closeStdin()
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// Update implements the task API.
+func (t *tasks) Update(ctx context.Context, r *taskAPI.UpdateTaskRequest) (*emptypb.Empty, error) {
+	c, _, err := t.s.find(r.GetID(), "")
+	if err != nil {
+		return nil, fail(err)
+	}
+	l, err := spec.ParseLimits(r.GetResources().GetValue())
+	if err != nil {
+		return nil, fail(err)
+	}
+	return &emptypb.Empty{}, fail(c.pod.Update(ctx, l))
+}
+
+// Stats implements the task API.
+func (t *tasks) Stats(ctx context.Context, r *taskAPI.StatsRequest) (
+	*taskAPI.StatsResponse, error) {
+	c, _, err := t.s.find(r.GetID(), "")
+	if err != nil {
+		return nil, fail(err)
+	}
+	stats, err := c.pod.Stats(ctx)
+	if err != nil {
+		return nil, fail(err)
+	}
+	m, err := metrics(stats)
+	if err != nil {
+		return nil, fail(err)
+	}
+	return &taskAPI.StatsResponse{Stats: m}, nil
+}
+
+// Pids implements the task API.
+func (t *tasks) Pids(_ context.Context, r *taskAPI.PidsRequest) (*taskAPI.PidsResponse, error) {
+	if _, _, err := t.s.find(r.GetID(), ""); err != nil {
+		return nil, fail(err)
+	}
+	return &taskAPI.PidsResponse{Processes: []*task.ProcessInfo{{Pid: self()}}}, nil
+}
+
+// Connect implements the task API.
+func (t *tasks) Connect(_ context.Context, r *taskAPI.ConnectRequest) (
+	*taskAPI.ConnectResponse, error) {
+	return &taskAPI.ConnectResponse{ShimPid: self(), TaskPid: self()}, nil
+}
+
+// Shutdown implements the task API. The shim ends with its sandbox, not with a container.
+func (t *tasks) Shutdown(context.Context, *taskAPI.ShutdownRequest) (*emptypb.Empty, error) {
+	t.s.mu.Lock()
+	alone := t.s.asked == nil && len(t.s.containers) == 0
+	t.s.mu.Unlock()
+	if alone {
+		time.AfterFunc(shutdownAfter, t.s.shutdown.Shutdown)
+	}
+	return &emptypb.Empty{}, nil
+}
+
+var errPause = fmt.Errorf("a container is not paused alone: %w", errdefs.ErrNotImplemented)
+
+// Pause implements the task API.
+func (t *tasks) Pause(context.Context, *taskAPI.PauseRequest) (*emptypb.Empty, error) {
+	return nil, fail(errPause)
+}
+
+// Resume implements the task API.
+func (t *tasks) Resume(context.Context, *taskAPI.ResumeRequest) (*emptypb.Empty, error) {
+	return nil, fail(errPause)
+}
+
+// Checkpoint implements the task API.
+func (t *tasks) Checkpoint(context.Context, *taskAPI.CheckpointTaskRequest) (
+	*emptypb.Empty, error) {
+	return nil, fail(fmt.Errorf("the checkpoint of a single container: %w",
+		errdefs.ErrNotImplemented))
+}

@@ -1,0 +1,113 @@
+package spec
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"turnstone.dev/turnstone"
+)
+
+// A Pod is what a pod asks of its sandbox.
+type Pod struct {
+	Hostname     string
+	DNS          *cri.DNSConfig // nil: the host's
+	Sysctl       map[string]string
+	Shape        turnstone.Shape
+	CgroupParent string
+}
+
+// Bounds of a pod's sandbox, which the node's administrator sets.
+type Bounds struct {
+	Default turnstone.Shape // of a pod that asks for nothing
+	Most    turnstone.Shape
+}
+
+// DiskAnnotation is the annotation that asks for a size of the sandbox's disk.
+const DiskAnnotation = "turnstone.dev/disk"
+
+// ParsePod reads the configuration that a pod's sandbox is created with. The error is a *Refusal if
+// there is no such sandbox.
+func ParsePod(options *anypb.Any, b Bounds) (*Pod, error) {
+	p := &Pod{Shape: b.Default}
+	if options == nil {
+		return p, nil
+	}
+	if len(options.GetValue()) > MaxSize {
+		return nil, refuse("PodSandboxConfig", "it has more than %d bytes", MaxSize)
+	}
+	var c cri.PodSandboxConfig
+	if err := proto.Unmarshal(options.GetValue(), &c); err != nil {
+		return nil, fmt.Errorf("the pod's configuration: %w", err)
+	}
+	ns := c.GetLinux().GetSecurityContext().GetNamespaceOptions()
+	sec := c.GetLinux().GetSecurityContext()
+	switch {
+	case ns.GetNetwork() == cri.NamespaceMode_NODE:
+		return nil, refuse("hostNetwork", "the host's network")
+	case ns.GetPid() == cri.NamespaceMode_NODE:
+		return nil, refuse("hostPID", "the host's processes")
+	case ns.GetIpc() == cri.NamespaceMode_NODE:
+		return nil, refuse("hostIPC", "the host's shared memory")
+	case ns.GetUsernsOptions() != nil && ns.GetUsernsOptions().GetMode() == cri.NamespaceMode_POD:
+		return nil, refuse("hostUsers", "users are those of the sandbox: leave the field out")
+	case sec.GetPrivileged():
+		return nil, refuse("securityContext.privileged", "a privileged sandbox")
+	}
+	p.Hostname = c.GetHostname()
+	if len(p.Hostname) > 63 || strings.ContainsAny(p.Hostname, "\x00/ \n") {
+		return nil, refuse("hostname", "%.70q is no host name", p.Hostname)
+	}
+	p.DNS = c.GetDnsConfig()
+	p.Sysctl = c.GetLinux().GetSysctls()
+	if err := CheckSysctl(p.Sysctl); err != nil {
+		return nil, err
+	}
+	p.CgroupParent = c.GetLinux().GetCgroupParent()
+	return p, p.shape(&c, b)
+}
+
+// overhead is the memory that the sandbox's agent and kernel take beside the containers.
+const overhead = 128 << 20
+
+// shape chooses the machine: as large as the containers' limits together, which the kubelet adds.
+func (p *Pod) shape(c *cri.PodSandboxConfig, b Bounds) error {
+	r := c.GetLinux().GetResources()
+	if quota, period := r.GetCpuQuota(), r.GetCpuPeriod(); quota > 0 && period > 0 {
+		p.Shape.CPUs = int(min(math.Ceil(float64(quota)/float64(period)), turnstone.MaxCPUs))
+	}
+	if limit := r.GetMemoryLimitInBytes(); limit > 0 {
+		if limit > int64(turnstone.MaxMemory)-overhead {
+			return refuse("resources.limits.memory", "%d bytes", limit)
+		}
+		p.Shape.Memory = max(turnstone.Bytes(limit)+overhead, turnstone.MinMemory)
+	}
+	if text, ok := c.GetAnnotations()[DiskAnnotation]; ok {
+		disk, err := turnstone.ParseBytes(text)
+		if err != nil {
+			return refuse("annotation "+DiskAnnotation, "%.40q is no size", text)
+		}
+		p.Shape.Disk = disk
+	}
+	for _, x := range []struct {
+		field      string
+		have, most turnstone.Bytes
+	}{
+		{"resources.limits.cpu", turnstone.Bytes(p.Shape.CPUs), turnstone.Bytes(b.Most.CPUs)},
+		{"resources.limits.memory", p.Shape.Memory, b.Most.Memory},
+		{"annotation " + DiskAnnotation, p.Shape.Disk, b.Most.Disk},
+	} {
+		if x.have > x.most {
+			return refuse(x.field, "it is more than this node allows (%d, at most %d)",
+				x.have, x.most)
+		}
+	}
+	if err := p.Shape.Validate(); err != nil {
+		return refuse("resources.limits", "%v", err)
+	}
+	return nil
+}

@@ -1,0 +1,220 @@
+package testbed
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// A Bed is a running containerd with a registry, all in one folder.
+type Bed struct {
+	Dir      string
+	Registry *Registry
+	options  Options
+	cmd      *exec.Cmd
+	ended    chan struct{}
+	log      *os.File
+	network  int
+}
+
+// Options of a Bed.
+type Options struct {
+	Dir   string // an empty folder with a short path
+	Tools string // of Tools
+	Shim  string // the shim's program
+	Runsc string
+	Home  string // the shim's state directory
+}
+
+// New starts a Bed. Close it.
+func New(o Options) (*Bed, error) {
+	b := &Bed{Dir: o.Dir, options: o, network: 1 + os.Getpid()%250}
+	var err error
+	if b.Registry, err = Serve(); err != nil {
+		return nil, err
+	}
+	for _, d := range []string{"cni", "logs", "bin", "home"} {
+		if err := os.MkdirAll(b.path(d), 0o755); err != nil {
+			return nil, err
+		}
+	}
+	if err := os.Symlink(o.Shim, b.path("bin/containerd-shim-turnstone-v2")); err != nil {
+		return nil, err
+	}
+	files := map[string]string{"config.toml": b.config(), "cni/10-pods.conflist": b.cni(),
+		"crictl.yaml": fmt.Sprintf("runtime-endpoint: %s\nimage-endpoint: %[1]s\ntimeout: 120\n",
+			b.Endpoint()),
+		"images.yaml": fmt.Sprintf("defaultTestContainerImage: %s/busybox:latest\n"+
+			"webServerTestImage: %[1]s/web:latest\n", b.Registry.Host)}
+	for name, text := range files {
+		if err := os.WriteFile(b.path(name), []byte(text), 0o644); err != nil {
+			return nil, err
+		}
+	}
+	return b, b.Start()
+}
+
+func (b *Bed) path(name string) string { return filepath.Join(b.Dir, name) }
+
+// Endpoint returns the address of the CRI.
+func (b *Bed) Endpoint() string { return "unix://" + b.path("c.sock") }
+
+func (b *Bed) config() string {
+	return strings.ReplaceAll(strings.ReplaceAll(`version = 3
+root = "DIR/root"
+state = "DIR/state"
+[grpc]
+  address = "DIR/c.sock"
+[ttrpc]
+  address = "DIR/c.sock.ttrpc"
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "overlayfs"
+[plugins."io.containerd.cri.v1.runtime".containerd]
+  default_runtime_name = "turnstone"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.turnstone]
+  runtime_type = "io.containerd.turnstone.v2"
+  sandboxer = "shim"
+  disable_pause_image_pull = true
+[plugins."io.containerd.cri.v1.runtime".cni]
+  bin_dirs = ["TOOLS"]
+  conf_dir = "DIR/cni"
+`, "DIR", b.Dir), "TOOLS", b.options.Tools)
+}
+
+// bridge is the name of the bridge of the pods' network.
+func (b *Bed) bridge() string { return fmt.Sprintf("turntest%d", b.network) }
+
+func (b *Bed) cni() string {
+	return fmt.Sprintf(`{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge",
+"bridge":%q,"isGateway":true,"ipam":{"type":"host-local","dataDir":%q,
+"ranges":[[{"subnet":"10.213.%d.0/24"}]],"routes":[{"dst":"0.0.0.0/0"}]}}]}`,
+		b.bridge(), b.path("ipam"), b.network)
+}
+
+// Start starts containerd, and waits until it answers.
+func (b *Bed) Start() (err error) {
+	if b.log, err = os.OpenFile(b.path("containerd.log"),
+		os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err != nil {
+		return err
+	}
+	b.cmd = exec.Command(filepath.Join(b.options.Tools, "containerd"), "-c", b.path("config.toml"))
+	b.cmd.Stdout, b.cmd.Stderr = b.log, b.log
+	b.cmd.Env = append(os.Environ(), "PATH="+b.path("bin")+":"+os.Getenv("PATH"),
+		"TURN_HOME="+b.options.Home, "TURN_SUBSTRATE=gvisor", "TURN_RUNSC="+b.options.Runsc)
+	b.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := b.cmd.Start(); err != nil {
+		return err
+	}
+	b.ended = make(chan struct{})
+	go func() { _ = b.cmd.Wait(); close(b.ended) }()
+	for range 1200 {
+		if out, err := b.Crictl(context.Background(), "", "info"); err == nil &&
+			!strings.Contains(out, "cni plugin not initialized") {
+			return nil
+		}
+		select {
+		case <-b.ended:
+			return fmt.Errorf("containerd has ended:\n%s", b.Log())
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	return errors.New("containerd does not answer")
+}
+
+// Kill ends containerd, and nothing else.
+func (b *Bed) Kill() {
+	_ = b.cmd.Process.Kill()
+	<-b.ended
+	_ = b.log.Close()
+}
+
+// Log returns the end of containerd's log, which has those of the shims.
+func (b *Bed) Log() string {
+	text, _ := os.ReadFile(b.path("containerd.log"))
+	return string(text[max(0, len(text)-20_000):])
+}
+
+// Tool runs a program of the tools.
+func (b *Bed) Tool(ctx context.Context, stdin, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(b.options.Tools, name), args...)
+	cmd.Dir = b.Dir
+	cmd.Stdin = strings.NewReader(stdin)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	if err != nil {
+		err = fmt.Errorf("%s %s: %w\n%s", name, strings.Join(args, " "), err, &errs)
+	}
+	return out.String(), err
+}
+
+// Crictl runs crictl and returns its output.
+func (b *Bed) Crictl(ctx context.Context, stdin string, args ...string) (string, error) {
+	out, err := b.Tool(ctx, stdin, "crictl", append([]string{"-c", b.path("crictl.yaml")}, args...)...)
+	return strings.TrimSpace(out), err
+}
+
+// JSON writes v to a new file for crictl, and returns the file's name.
+func (b *Bed) JSON(v any) (string, error) {
+	text, err := json.Marshal(v)
+	if err != nil {
+		return "", err
+	}
+	f, err := os.CreateTemp(b.Dir, "*.json")
+	if err != nil {
+		return "", err
+	}
+	_, err = f.Write(text)
+	return f.Name(), errors.Join(err, f.Close())
+}
+
+// Close removes all pods, ends containerd, and returns what is left of them: processes and mounts.
+func (b *Bed) Close() (left []string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	if _, err := b.Crictl(ctx, "", "rmp", "-fa"); err != nil {
+		left = append(left, err.Error())
+	}
+	for range 300 { // a shim ends after its answer
+		if left = append(left[:0:0], b.Left()...); len(left) == 0 {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	b.Kill()
+	b.Registry.Close()
+	if _, err := net.InterfaceByName(b.bridge()); err == nil {
+		_ = exec.Command("ip", "link", "del", b.bridge()).Run()
+	}
+	return left
+}
+
+// Left returns the processes and mounts of pods.
+func (b *Bed) Left() (left []string) {
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		text, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
+		words := strings.Split(string(text), "\x00")
+		environ, _ := os.ReadFile(filepath.Join(dir, "environ"))
+		if strings.Contains(string(environ), "TURN_HOME="+b.options.Home+"\x00") &&
+			filepath.Base(words[0]) != "containerd" {
+			left = append(left, filepath.Base(dir)+": "+strings.Join(words, " "))
+		}
+	}
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.SplitSeq(string(mounts), "\n") {
+		if strings.Contains(line, b.path("state")+"/") {
+			left = append(left, line)
+		}
+	}
+	return left
+}
