@@ -178,7 +178,7 @@ func (w *world) join(n *fakeNode) {
 		w.Controller.nodes.mu.Lock()
 		defer w.Controller.nodes.mu.Unlock()
 		x := w.Controller.nodes.all[n.name]
-		return x != nil && x.synced && x.address == n.address()
+		return x != nil && w.Controller.nodes.fleet.Synced(n.name) && x.address == n.address()
 	})
 }
 

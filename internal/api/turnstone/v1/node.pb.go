@@ -394,9 +394,15 @@ type Node struct {
 	// How many CPUs of machines share one of the computer; 0: one.
 	CpuShares uint32 `protobuf:"varint,8,opt,name=cpu_shares,json=cpuShares,proto3" json:"cpu_shares,omitempty"`
 	// The certificate of the node's key, as in Channel.
-	Certificate   []byte `protobuf:"bytes,9,opt,name=certificate,proto3" json:"certificate,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Certificate []byte `protobuf:"bytes,9,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	// The sandboxes that wait for a claim; of each kind only its names, sizes and counts.
+	Warm []*WarmSandboxes `protobuf:"bytes,10,rep,name=warm,proto3" json:"warm,omitempty"`
+	// Whether the node ends soon, and gets no new work.
+	Draining bool `protobuf:"varint,11,opt,name=draining,proto3" json:"draining,omitempty"`
+	// The memory that the computer can still give without swapping, as measured; 0: not measured.
+	AvailableMemory uint64 `protobuf:"varint,12,opt,name=available_memory,json=availableMemory,proto3" json:"available_memory,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
@@ -490,6 +496,27 @@ func (x *Node) GetCertificate() []byte {
 		return x.Certificate
 	}
 	return nil
+}
+
+func (x *Node) GetWarm() []*WarmSandboxes {
+	if x != nil {
+		return x.Warm
+	}
+	return nil
+}
+
+func (x *Node) GetDraining() bool {
+	if x != nil {
+		return x.Draining
+	}
+	return false
+}
+
+func (x *Node) GetAvailableMemory() uint64 {
+	if x != nil {
+		return x.AvailableMemory
+	}
+	return 0
 }
 
 type WatchNodeRequest struct {
@@ -2178,7 +2205,7 @@ const file_turnstone_v1_node_proto_rawDesc = "" +
 	" \x01(\x04R\x04made\x12\x16\n" +
 	"\x06failed\x18\v \x01(\x04R\x06failed\x12\x12\n" +
 	"\x04died\x18\f \x01(\x04R\x04died\x12\x18\n" +
-	"\aevicted\x18\r \x01(\x04R\aevicted\"\xe7\x03\n" +
+	"\aevicted\x18\r \x01(\x04R\aevicted\"\xea\x04\n" +
 	"\x04Node\x12<\n" +
 	"\x04name\x18\x01 \x01(\tB(\xbaH%r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\x04name\x128\n" +
 	"\x03key\x18\x02 \x01(\tB&\xbaH#r!2\x1f^ssh-ed25519 [A-Za-z0-9+/]{68}$R\x03key\x121\n" +
@@ -2191,7 +2218,11 @@ const file_turnstone_v1_node_proto_rawDesc = "" +
 	"\astarted\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12'\n" +
 	"\n" +
 	"cpu_shares\x18\b \x01(\rB\b\xbaH\x05*\x03\x18\x80\bR\tcpuShares\x12+\n" +
-	"\vcertificate\x18\t \x01(\fB\t\xbaH\x06z\x04\x18\x80\x80\x01R\vcertificate\"\x12\n" +
+	"\vcertificate\x18\t \x01(\fB\t\xbaH\x06z\x04\x18\x80\x80\x01R\vcertificate\x12:\n" +
+	"\x04warm\x18\n" +
+	" \x03(\v2\x1b.turnstone.v1.WarmSandboxesB\t\xbaH\x06\x92\x01\x03\x10\xe8\aR\x04warm\x12\x1a\n" +
+	"\bdraining\x18\v \x01(\bR\bdraining\x12)\n" +
+	"\x10available_memory\x18\f \x01(\x04R\x0favailableMemory\"\x12\n" +
 	"\x10WatchNodeRequest\"\x87\x03\n" +
 	"\x11WatchNodeResponse\x12.\n" +
 	"\x05event\x18\x01 \x01(\x0e2\x18.turnstone.v1.WatchEventR\x05event\x12(\n" +
@@ -2434,114 +2465,115 @@ var file_turnstone_v1_node_proto_depIdxs = []int32{
 	33, // 4: turnstone.v1.Node.capacity:type_name -> turnstone.v1.Machine
 	33, // 5: turnstone.v1.Node.used:type_name -> turnstone.v1.Machine
 	32, // 6: turnstone.v1.Node.started:type_name -> google.protobuf.Timestamp
-	34, // 7: turnstone.v1.WatchNodeResponse.event:type_name -> turnstone.v1.WatchEvent
-	4,  // 8: turnstone.v1.WatchNodeResponse.node:type_name -> turnstone.v1.Node
-	7,  // 9: turnstone.v1.WatchNodeResponse.sandbox:type_name -> turnstone.v1.OwnedSandbox
-	8,  // 10: turnstone.v1.WatchNodeResponse.turn:type_name -> turnstone.v1.OwnedTurn
-	9,  // 11: turnstone.v1.WatchNodeResponse.session:type_name -> turnstone.v1.OwnedSession
-	35, // 12: turnstone.v1.WatchNodeResponse.template:type_name -> turnstone.v1.Template
-	10, // 13: turnstone.v1.WatchNodeResponse.snapshot:type_name -> turnstone.v1.OwnedSnapshot
-	36, // 14: turnstone.v1.OwnedSandbox.sandbox:type_name -> turnstone.v1.Sandbox
-	37, // 15: turnstone.v1.OwnedTurn.turn:type_name -> turnstone.v1.Turn
-	38, // 16: turnstone.v1.OwnedSession.session:type_name -> turnstone.v1.Session
-	39, // 17: turnstone.v1.OwnedSnapshot.snapshot:type_name -> turnstone.v1.Snapshot
-	0,  // 18: turnstone.v1.NodeServiceCreateSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	40, // 19: turnstone.v1.NodeServiceCreateSandboxRequest.request:type_name -> turnstone.v1.CreateSandboxRequest
-	0,  // 20: turnstone.v1.NodeServiceConnectSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	41, // 21: turnstone.v1.NodeServiceConnectSandboxRequest.request:type_name -> turnstone.v1.ConnectSandboxRequest
-	40, // 22: turnstone.v1.NodeServiceConnectSandboxRequest.create:type_name -> turnstone.v1.CreateSandboxRequest
-	42, // 23: turnstone.v1.NodeServiceConnectSandboxRequest.fork:type_name -> turnstone.v1.ForkSandboxRequest
-	0,  // 24: turnstone.v1.NodeServiceDeleteSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	43, // 25: turnstone.v1.NodeServiceDeleteSandboxRequest.request:type_name -> turnstone.v1.DeleteSandboxRequest
-	0,  // 26: turnstone.v1.NodeServicePauseSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	44, // 27: turnstone.v1.NodeServicePauseSandboxRequest.request:type_name -> turnstone.v1.PauseSandboxRequest
-	0,  // 28: turnstone.v1.NodeServiceResumeSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	45, // 29: turnstone.v1.NodeServiceResumeSandboxRequest.request:type_name -> turnstone.v1.ResumeSandboxRequest
-	0,  // 30: turnstone.v1.NodeServiceForkSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	42, // 31: turnstone.v1.NodeServiceForkSandboxRequest.request:type_name -> turnstone.v1.ForkSandboxRequest
-	0,  // 32: turnstone.v1.NodeServiceSnapshotSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	46, // 33: turnstone.v1.NodeServiceSnapshotSandboxRequest.request:type_name -> turnstone.v1.SnapshotSandboxRequest
-	0,  // 34: turnstone.v1.NodeServiceDeleteSnapshotRequest.principal:type_name -> turnstone.v1.Principal
-	47, // 35: turnstone.v1.NodeServiceDeleteSnapshotRequest.request:type_name -> turnstone.v1.DeleteSnapshotRequest
-	0,  // 36: turnstone.v1.NodeServiceSetSandboxTimeoutRequest.principal:type_name -> turnstone.v1.Principal
-	48, // 37: turnstone.v1.NodeServiceSetSandboxTimeoutRequest.request:type_name -> turnstone.v1.SetSandboxTimeoutRequest
-	0,  // 38: turnstone.v1.NodeServiceExposePortRequest.principal:type_name -> turnstone.v1.Principal
-	49, // 39: turnstone.v1.NodeServiceExposePortRequest.request:type_name -> turnstone.v1.ExposePortRequest
-	0,  // 40: turnstone.v1.NodeServiceReserveTurnRequest.principal:type_name -> turnstone.v1.Principal
-	50, // 41: turnstone.v1.NodeServiceReserveTurnRequest.request:type_name -> turnstone.v1.StartTurnRequest
-	0,  // 42: turnstone.v1.NodeServiceConnectTurnRequest.principal:type_name -> turnstone.v1.Principal
-	51, // 43: turnstone.v1.NodeServiceConnectTurnRequest.request:type_name -> turnstone.v1.ConnectTurnRequest
-	50, // 44: turnstone.v1.NodeServiceConnectTurnRequest.start:type_name -> turnstone.v1.StartTurnRequest
-	0,  // 45: turnstone.v1.NodeServiceCancelTurnRequest.principal:type_name -> turnstone.v1.Principal
-	52, // 46: turnstone.v1.NodeServiceCancelTurnRequest.request:type_name -> turnstone.v1.CancelTurnRequest
-	0,  // 47: turnstone.v1.NodeServiceCreateSessionRequest.principal:type_name -> turnstone.v1.Principal
-	53, // 48: turnstone.v1.NodeServiceCreateSessionRequest.request:type_name -> turnstone.v1.CreateSessionRequest
-	0,  // 49: turnstone.v1.NodeServiceConnectSessionRequest.principal:type_name -> turnstone.v1.Principal
-	54, // 50: turnstone.v1.NodeServiceConnectSessionRequest.request:type_name -> turnstone.v1.ConnectSessionRequest
-	53, // 51: turnstone.v1.NodeServiceConnectSessionRequest.create:type_name -> turnstone.v1.CreateSessionRequest
-	0,  // 52: turnstone.v1.NodeServiceConnectNodeRequest.principal:type_name -> turnstone.v1.Principal
-	55, // 53: turnstone.v1.NodeServiceConnectNodeRequest.request:type_name -> turnstone.v1.ConnectNodeRequest
-	0,  // 54: turnstone.v1.NodeServiceRenameSessionRequest.principal:type_name -> turnstone.v1.Principal
-	56, // 55: turnstone.v1.NodeServiceRenameSessionRequest.request:type_name -> turnstone.v1.RenameSessionRequest
-	0,  // 56: turnstone.v1.NodeServiceDeleteSessionRequest.principal:type_name -> turnstone.v1.Principal
-	57, // 57: turnstone.v1.NodeServiceDeleteSessionRequest.request:type_name -> turnstone.v1.DeleteSessionRequest
-	0,  // 58: turnstone.v1.NodeServiceBuildTemplateRequest.principal:type_name -> turnstone.v1.Principal
-	58, // 59: turnstone.v1.NodeServiceBuildTemplateRequest.request:type_name -> turnstone.v1.BuildTemplateRequest
-	0,  // 60: turnstone.v1.NodeServiceDeleteTemplateRequest.principal:type_name -> turnstone.v1.Principal
-	59, // 61: turnstone.v1.NodeServiceDeleteTemplateRequest.request:type_name -> turnstone.v1.DeleteTemplateRequest
-	0,  // 62: turnstone.v1.NodeServiceConnectTemplatesRequest.principal:type_name -> turnstone.v1.Principal
-	60, // 63: turnstone.v1.NodeServiceConnectTemplatesRequest.request:type_name -> turnstone.v1.ConnectTemplatesRequest
-	1,  // 64: turnstone.v1.NodeService.GetNode:input_type -> turnstone.v1.GetNodeRequest
-	5,  // 65: turnstone.v1.NodeService.WatchNode:input_type -> turnstone.v1.WatchNodeRequest
-	11, // 66: turnstone.v1.NodeService.CreateSandbox:input_type -> turnstone.v1.NodeServiceCreateSandboxRequest
-	12, // 67: turnstone.v1.NodeService.ConnectSandbox:input_type -> turnstone.v1.NodeServiceConnectSandboxRequest
-	13, // 68: turnstone.v1.NodeService.DeleteSandbox:input_type -> turnstone.v1.NodeServiceDeleteSandboxRequest
-	14, // 69: turnstone.v1.NodeService.PauseSandbox:input_type -> turnstone.v1.NodeServicePauseSandboxRequest
-	15, // 70: turnstone.v1.NodeService.ResumeSandbox:input_type -> turnstone.v1.NodeServiceResumeSandboxRequest
-	16, // 71: turnstone.v1.NodeService.ForkSandbox:input_type -> turnstone.v1.NodeServiceForkSandboxRequest
-	17, // 72: turnstone.v1.NodeService.SnapshotSandbox:input_type -> turnstone.v1.NodeServiceSnapshotSandboxRequest
-	18, // 73: turnstone.v1.NodeService.DeleteSnapshot:input_type -> turnstone.v1.NodeServiceDeleteSnapshotRequest
-	19, // 74: turnstone.v1.NodeService.SetSandboxTimeout:input_type -> turnstone.v1.NodeServiceSetSandboxTimeoutRequest
-	20, // 75: turnstone.v1.NodeService.ExposePort:input_type -> turnstone.v1.NodeServiceExposePortRequest
-	21, // 76: turnstone.v1.NodeService.ReserveTurn:input_type -> turnstone.v1.NodeServiceReserveTurnRequest
-	22, // 77: turnstone.v1.NodeService.ConnectTurn:input_type -> turnstone.v1.NodeServiceConnectTurnRequest
-	23, // 78: turnstone.v1.NodeService.CancelTurn:input_type -> turnstone.v1.NodeServiceCancelTurnRequest
-	24, // 79: turnstone.v1.NodeService.CreateSession:input_type -> turnstone.v1.NodeServiceCreateSessionRequest
-	25, // 80: turnstone.v1.NodeService.ConnectSession:input_type -> turnstone.v1.NodeServiceConnectSessionRequest
-	26, // 81: turnstone.v1.NodeService.ConnectNode:input_type -> turnstone.v1.NodeServiceConnectNodeRequest
-	27, // 82: turnstone.v1.NodeService.RenameSession:input_type -> turnstone.v1.NodeServiceRenameSessionRequest
-	28, // 83: turnstone.v1.NodeService.DeleteSession:input_type -> turnstone.v1.NodeServiceDeleteSessionRequest
-	29, // 84: turnstone.v1.NodeService.BuildTemplate:input_type -> turnstone.v1.NodeServiceBuildTemplateRequest
-	30, // 85: turnstone.v1.NodeService.DeleteTemplate:input_type -> turnstone.v1.NodeServiceDeleteTemplateRequest
-	31, // 86: turnstone.v1.NodeService.ConnectTemplates:input_type -> turnstone.v1.NodeServiceConnectTemplatesRequest
-	2,  // 87: turnstone.v1.NodeService.GetNode:output_type -> turnstone.v1.GetNodeResponse
-	6,  // 88: turnstone.v1.NodeService.WatchNode:output_type -> turnstone.v1.WatchNodeResponse
-	61, // 89: turnstone.v1.NodeService.CreateSandbox:output_type -> turnstone.v1.CreateSandboxResponse
-	62, // 90: turnstone.v1.NodeService.ConnectSandbox:output_type -> turnstone.v1.ConnectSandboxResponse
-	63, // 91: turnstone.v1.NodeService.DeleteSandbox:output_type -> turnstone.v1.DeleteSandboxResponse
-	64, // 92: turnstone.v1.NodeService.PauseSandbox:output_type -> turnstone.v1.PauseSandboxResponse
-	65, // 93: turnstone.v1.NodeService.ResumeSandbox:output_type -> turnstone.v1.ResumeSandboxResponse
-	66, // 94: turnstone.v1.NodeService.ForkSandbox:output_type -> turnstone.v1.ForkSandboxResponse
-	67, // 95: turnstone.v1.NodeService.SnapshotSandbox:output_type -> turnstone.v1.SnapshotSandboxResponse
-	68, // 96: turnstone.v1.NodeService.DeleteSnapshot:output_type -> turnstone.v1.DeleteSnapshotResponse
-	69, // 97: turnstone.v1.NodeService.SetSandboxTimeout:output_type -> turnstone.v1.SetSandboxTimeoutResponse
-	70, // 98: turnstone.v1.NodeService.ExposePort:output_type -> turnstone.v1.ExposePortResponse
-	71, // 99: turnstone.v1.NodeService.ReserveTurn:output_type -> turnstone.v1.StartTurnResponse
-	72, // 100: turnstone.v1.NodeService.ConnectTurn:output_type -> turnstone.v1.ConnectTurnResponse
-	73, // 101: turnstone.v1.NodeService.CancelTurn:output_type -> turnstone.v1.CancelTurnResponse
-	74, // 102: turnstone.v1.NodeService.CreateSession:output_type -> turnstone.v1.CreateSessionResponse
-	75, // 103: turnstone.v1.NodeService.ConnectSession:output_type -> turnstone.v1.ConnectSessionResponse
-	76, // 104: turnstone.v1.NodeService.ConnectNode:output_type -> turnstone.v1.ConnectNodeResponse
-	77, // 105: turnstone.v1.NodeService.RenameSession:output_type -> turnstone.v1.RenameSessionResponse
-	78, // 106: turnstone.v1.NodeService.DeleteSession:output_type -> turnstone.v1.DeleteSessionResponse
-	79, // 107: turnstone.v1.NodeService.BuildTemplate:output_type -> turnstone.v1.BuildTemplateResponse
-	80, // 108: turnstone.v1.NodeService.DeleteTemplate:output_type -> turnstone.v1.DeleteTemplateResponse
-	81, // 109: turnstone.v1.NodeService.ConnectTemplates:output_type -> turnstone.v1.ConnectTemplatesResponse
-	87, // [87:110] is the sub-list for method output_type
-	64, // [64:87] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	3,  // 7: turnstone.v1.Node.warm:type_name -> turnstone.v1.WarmSandboxes
+	34, // 8: turnstone.v1.WatchNodeResponse.event:type_name -> turnstone.v1.WatchEvent
+	4,  // 9: turnstone.v1.WatchNodeResponse.node:type_name -> turnstone.v1.Node
+	7,  // 10: turnstone.v1.WatchNodeResponse.sandbox:type_name -> turnstone.v1.OwnedSandbox
+	8,  // 11: turnstone.v1.WatchNodeResponse.turn:type_name -> turnstone.v1.OwnedTurn
+	9,  // 12: turnstone.v1.WatchNodeResponse.session:type_name -> turnstone.v1.OwnedSession
+	35, // 13: turnstone.v1.WatchNodeResponse.template:type_name -> turnstone.v1.Template
+	10, // 14: turnstone.v1.WatchNodeResponse.snapshot:type_name -> turnstone.v1.OwnedSnapshot
+	36, // 15: turnstone.v1.OwnedSandbox.sandbox:type_name -> turnstone.v1.Sandbox
+	37, // 16: turnstone.v1.OwnedTurn.turn:type_name -> turnstone.v1.Turn
+	38, // 17: turnstone.v1.OwnedSession.session:type_name -> turnstone.v1.Session
+	39, // 18: turnstone.v1.OwnedSnapshot.snapshot:type_name -> turnstone.v1.Snapshot
+	0,  // 19: turnstone.v1.NodeServiceCreateSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	40, // 20: turnstone.v1.NodeServiceCreateSandboxRequest.request:type_name -> turnstone.v1.CreateSandboxRequest
+	0,  // 21: turnstone.v1.NodeServiceConnectSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	41, // 22: turnstone.v1.NodeServiceConnectSandboxRequest.request:type_name -> turnstone.v1.ConnectSandboxRequest
+	40, // 23: turnstone.v1.NodeServiceConnectSandboxRequest.create:type_name -> turnstone.v1.CreateSandboxRequest
+	42, // 24: turnstone.v1.NodeServiceConnectSandboxRequest.fork:type_name -> turnstone.v1.ForkSandboxRequest
+	0,  // 25: turnstone.v1.NodeServiceDeleteSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	43, // 26: turnstone.v1.NodeServiceDeleteSandboxRequest.request:type_name -> turnstone.v1.DeleteSandboxRequest
+	0,  // 27: turnstone.v1.NodeServicePauseSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	44, // 28: turnstone.v1.NodeServicePauseSandboxRequest.request:type_name -> turnstone.v1.PauseSandboxRequest
+	0,  // 29: turnstone.v1.NodeServiceResumeSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	45, // 30: turnstone.v1.NodeServiceResumeSandboxRequest.request:type_name -> turnstone.v1.ResumeSandboxRequest
+	0,  // 31: turnstone.v1.NodeServiceForkSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	42, // 32: turnstone.v1.NodeServiceForkSandboxRequest.request:type_name -> turnstone.v1.ForkSandboxRequest
+	0,  // 33: turnstone.v1.NodeServiceSnapshotSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	46, // 34: turnstone.v1.NodeServiceSnapshotSandboxRequest.request:type_name -> turnstone.v1.SnapshotSandboxRequest
+	0,  // 35: turnstone.v1.NodeServiceDeleteSnapshotRequest.principal:type_name -> turnstone.v1.Principal
+	47, // 36: turnstone.v1.NodeServiceDeleteSnapshotRequest.request:type_name -> turnstone.v1.DeleteSnapshotRequest
+	0,  // 37: turnstone.v1.NodeServiceSetSandboxTimeoutRequest.principal:type_name -> turnstone.v1.Principal
+	48, // 38: turnstone.v1.NodeServiceSetSandboxTimeoutRequest.request:type_name -> turnstone.v1.SetSandboxTimeoutRequest
+	0,  // 39: turnstone.v1.NodeServiceExposePortRequest.principal:type_name -> turnstone.v1.Principal
+	49, // 40: turnstone.v1.NodeServiceExposePortRequest.request:type_name -> turnstone.v1.ExposePortRequest
+	0,  // 41: turnstone.v1.NodeServiceReserveTurnRequest.principal:type_name -> turnstone.v1.Principal
+	50, // 42: turnstone.v1.NodeServiceReserveTurnRequest.request:type_name -> turnstone.v1.StartTurnRequest
+	0,  // 43: turnstone.v1.NodeServiceConnectTurnRequest.principal:type_name -> turnstone.v1.Principal
+	51, // 44: turnstone.v1.NodeServiceConnectTurnRequest.request:type_name -> turnstone.v1.ConnectTurnRequest
+	50, // 45: turnstone.v1.NodeServiceConnectTurnRequest.start:type_name -> turnstone.v1.StartTurnRequest
+	0,  // 46: turnstone.v1.NodeServiceCancelTurnRequest.principal:type_name -> turnstone.v1.Principal
+	52, // 47: turnstone.v1.NodeServiceCancelTurnRequest.request:type_name -> turnstone.v1.CancelTurnRequest
+	0,  // 48: turnstone.v1.NodeServiceCreateSessionRequest.principal:type_name -> turnstone.v1.Principal
+	53, // 49: turnstone.v1.NodeServiceCreateSessionRequest.request:type_name -> turnstone.v1.CreateSessionRequest
+	0,  // 50: turnstone.v1.NodeServiceConnectSessionRequest.principal:type_name -> turnstone.v1.Principal
+	54, // 51: turnstone.v1.NodeServiceConnectSessionRequest.request:type_name -> turnstone.v1.ConnectSessionRequest
+	53, // 52: turnstone.v1.NodeServiceConnectSessionRequest.create:type_name -> turnstone.v1.CreateSessionRequest
+	0,  // 53: turnstone.v1.NodeServiceConnectNodeRequest.principal:type_name -> turnstone.v1.Principal
+	55, // 54: turnstone.v1.NodeServiceConnectNodeRequest.request:type_name -> turnstone.v1.ConnectNodeRequest
+	0,  // 55: turnstone.v1.NodeServiceRenameSessionRequest.principal:type_name -> turnstone.v1.Principal
+	56, // 56: turnstone.v1.NodeServiceRenameSessionRequest.request:type_name -> turnstone.v1.RenameSessionRequest
+	0,  // 57: turnstone.v1.NodeServiceDeleteSessionRequest.principal:type_name -> turnstone.v1.Principal
+	57, // 58: turnstone.v1.NodeServiceDeleteSessionRequest.request:type_name -> turnstone.v1.DeleteSessionRequest
+	0,  // 59: turnstone.v1.NodeServiceBuildTemplateRequest.principal:type_name -> turnstone.v1.Principal
+	58, // 60: turnstone.v1.NodeServiceBuildTemplateRequest.request:type_name -> turnstone.v1.BuildTemplateRequest
+	0,  // 61: turnstone.v1.NodeServiceDeleteTemplateRequest.principal:type_name -> turnstone.v1.Principal
+	59, // 62: turnstone.v1.NodeServiceDeleteTemplateRequest.request:type_name -> turnstone.v1.DeleteTemplateRequest
+	0,  // 63: turnstone.v1.NodeServiceConnectTemplatesRequest.principal:type_name -> turnstone.v1.Principal
+	60, // 64: turnstone.v1.NodeServiceConnectTemplatesRequest.request:type_name -> turnstone.v1.ConnectTemplatesRequest
+	1,  // 65: turnstone.v1.NodeService.GetNode:input_type -> turnstone.v1.GetNodeRequest
+	5,  // 66: turnstone.v1.NodeService.WatchNode:input_type -> turnstone.v1.WatchNodeRequest
+	11, // 67: turnstone.v1.NodeService.CreateSandbox:input_type -> turnstone.v1.NodeServiceCreateSandboxRequest
+	12, // 68: turnstone.v1.NodeService.ConnectSandbox:input_type -> turnstone.v1.NodeServiceConnectSandboxRequest
+	13, // 69: turnstone.v1.NodeService.DeleteSandbox:input_type -> turnstone.v1.NodeServiceDeleteSandboxRequest
+	14, // 70: turnstone.v1.NodeService.PauseSandbox:input_type -> turnstone.v1.NodeServicePauseSandboxRequest
+	15, // 71: turnstone.v1.NodeService.ResumeSandbox:input_type -> turnstone.v1.NodeServiceResumeSandboxRequest
+	16, // 72: turnstone.v1.NodeService.ForkSandbox:input_type -> turnstone.v1.NodeServiceForkSandboxRequest
+	17, // 73: turnstone.v1.NodeService.SnapshotSandbox:input_type -> turnstone.v1.NodeServiceSnapshotSandboxRequest
+	18, // 74: turnstone.v1.NodeService.DeleteSnapshot:input_type -> turnstone.v1.NodeServiceDeleteSnapshotRequest
+	19, // 75: turnstone.v1.NodeService.SetSandboxTimeout:input_type -> turnstone.v1.NodeServiceSetSandboxTimeoutRequest
+	20, // 76: turnstone.v1.NodeService.ExposePort:input_type -> turnstone.v1.NodeServiceExposePortRequest
+	21, // 77: turnstone.v1.NodeService.ReserveTurn:input_type -> turnstone.v1.NodeServiceReserveTurnRequest
+	22, // 78: turnstone.v1.NodeService.ConnectTurn:input_type -> turnstone.v1.NodeServiceConnectTurnRequest
+	23, // 79: turnstone.v1.NodeService.CancelTurn:input_type -> turnstone.v1.NodeServiceCancelTurnRequest
+	24, // 80: turnstone.v1.NodeService.CreateSession:input_type -> turnstone.v1.NodeServiceCreateSessionRequest
+	25, // 81: turnstone.v1.NodeService.ConnectSession:input_type -> turnstone.v1.NodeServiceConnectSessionRequest
+	26, // 82: turnstone.v1.NodeService.ConnectNode:input_type -> turnstone.v1.NodeServiceConnectNodeRequest
+	27, // 83: turnstone.v1.NodeService.RenameSession:input_type -> turnstone.v1.NodeServiceRenameSessionRequest
+	28, // 84: turnstone.v1.NodeService.DeleteSession:input_type -> turnstone.v1.NodeServiceDeleteSessionRequest
+	29, // 85: turnstone.v1.NodeService.BuildTemplate:input_type -> turnstone.v1.NodeServiceBuildTemplateRequest
+	30, // 86: turnstone.v1.NodeService.DeleteTemplate:input_type -> turnstone.v1.NodeServiceDeleteTemplateRequest
+	31, // 87: turnstone.v1.NodeService.ConnectTemplates:input_type -> turnstone.v1.NodeServiceConnectTemplatesRequest
+	2,  // 88: turnstone.v1.NodeService.GetNode:output_type -> turnstone.v1.GetNodeResponse
+	6,  // 89: turnstone.v1.NodeService.WatchNode:output_type -> turnstone.v1.WatchNodeResponse
+	61, // 90: turnstone.v1.NodeService.CreateSandbox:output_type -> turnstone.v1.CreateSandboxResponse
+	62, // 91: turnstone.v1.NodeService.ConnectSandbox:output_type -> turnstone.v1.ConnectSandboxResponse
+	63, // 92: turnstone.v1.NodeService.DeleteSandbox:output_type -> turnstone.v1.DeleteSandboxResponse
+	64, // 93: turnstone.v1.NodeService.PauseSandbox:output_type -> turnstone.v1.PauseSandboxResponse
+	65, // 94: turnstone.v1.NodeService.ResumeSandbox:output_type -> turnstone.v1.ResumeSandboxResponse
+	66, // 95: turnstone.v1.NodeService.ForkSandbox:output_type -> turnstone.v1.ForkSandboxResponse
+	67, // 96: turnstone.v1.NodeService.SnapshotSandbox:output_type -> turnstone.v1.SnapshotSandboxResponse
+	68, // 97: turnstone.v1.NodeService.DeleteSnapshot:output_type -> turnstone.v1.DeleteSnapshotResponse
+	69, // 98: turnstone.v1.NodeService.SetSandboxTimeout:output_type -> turnstone.v1.SetSandboxTimeoutResponse
+	70, // 99: turnstone.v1.NodeService.ExposePort:output_type -> turnstone.v1.ExposePortResponse
+	71, // 100: turnstone.v1.NodeService.ReserveTurn:output_type -> turnstone.v1.StartTurnResponse
+	72, // 101: turnstone.v1.NodeService.ConnectTurn:output_type -> turnstone.v1.ConnectTurnResponse
+	73, // 102: turnstone.v1.NodeService.CancelTurn:output_type -> turnstone.v1.CancelTurnResponse
+	74, // 103: turnstone.v1.NodeService.CreateSession:output_type -> turnstone.v1.CreateSessionResponse
+	75, // 104: turnstone.v1.NodeService.ConnectSession:output_type -> turnstone.v1.ConnectSessionResponse
+	76, // 105: turnstone.v1.NodeService.ConnectNode:output_type -> turnstone.v1.ConnectNodeResponse
+	77, // 106: turnstone.v1.NodeService.RenameSession:output_type -> turnstone.v1.RenameSessionResponse
+	78, // 107: turnstone.v1.NodeService.DeleteSession:output_type -> turnstone.v1.DeleteSessionResponse
+	79, // 108: turnstone.v1.NodeService.BuildTemplate:output_type -> turnstone.v1.BuildTemplateResponse
+	80, // 109: turnstone.v1.NodeService.DeleteTemplate:output_type -> turnstone.v1.DeleteTemplateResponse
+	81, // 110: turnstone.v1.NodeService.ConnectTemplates:output_type -> turnstone.v1.ConnectTemplatesResponse
+	88, // [88:111] is the sub-list for method output_type
+	65, // [65:88] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_turnstone_v1_node_proto_init() }
