@@ -14,6 +14,7 @@ type row struct {
 	kind          fleet.Kind
 	state         fleet.SandboxState
 	created       time.Duration // by the database's clock
+	slept         time.Duration // how long the node's computer had slept by then
 	expires       time.Duration // when life and bound are over, by the same
 }
 
@@ -100,7 +101,7 @@ func (w *world) insert(fence uint64, new row) (any, func()) {
 	r := &new
 	now := w.clock(&d.host)
 	r.created, r.expires = now, now+r.life+fleet.Bound(r.life, callBound, look)
-	r.state = fleet.SandboxAsked
+	r.state, r.slept = fleet.SandboxAsked, w.byName[r.node].slept
 	d.rows[r.id], d.keys[r.key] = r, r
 	if d.byNode[r.node] == nil {
 		d.byNode[r.node] = map[string]*row{}

@@ -16,11 +16,12 @@ type node struct {
 	version string
 	drains  bool
 	boxes   map[string]*box // also those that are being made
+	ended   map[string]bool // sandboxes that were there: on its disk
 	turns   map[int]*run
 	shares  map[fleet.Kind]int
 	warm    map[fleet.Kind]int // sandboxes that wait
 	filling map[fleet.Kind]int
-	stopped time.Duration // how long its clock stood still
+	slept   time.Duration // how long its computer slept
 }
 
 // A box is a sandbox on a node.
@@ -116,6 +117,10 @@ func (w *world) create(n *node, r *row, answer func(any)) {
 		}
 		return
 	}
+	if n.ended[r.id] && w.rules.once {
+		answer(true) // the request was late, or came twice
+		return
+	}
 	if !w.rules.admits(w, n, r.memory) {
 		answer(false)
 		return
@@ -172,7 +177,9 @@ func (w *world) expireAt(n *node, id string, b *box) {
 
 func (w *world) remove(n *node, id string) {
 	if n.boxes[id] != nil {
+		w.note("%s removes %s", n.name, id)
 		delete(n.boxes, id)
+		n.ended[id] = true
 	}
 }
 
@@ -315,6 +322,7 @@ func (w *world) end(n *node, computer bool, d time.Duration) {
 	for id, b := range n.boxes {
 		if computer || !b.ready {
 			delete(n.boxes, id)
+			n.ended[id] = true
 		}
 	}
 	clear(n.warm)
@@ -333,11 +341,12 @@ func (w *world) end(n *node, computer bool, d time.Duration) {
 func (w *world) sleep(n *node, d time.Duration, still bool) {
 	w.note("%s sleeps for %s (its clock stands still: %t)", n.name, d, still)
 	n.asleep, n.wakes = true, w.now+d
+	n.slept += d
 	for _, x := range n.turns {
 		x.slept = x.slept || still
 	}
 	if still { // first of all that happens at that time
-		w.at(n.wakes, func() { n.off += d; n.stopped += d })
+		w.at(n.wakes, func() { n.off += d })
 	}
 	w.at(n.wakes, func() {
 		n.asleep = false

@@ -19,6 +19,7 @@ type rules struct {
 	admits      func(w *world, n *node, memory uint64) bool
 	stores      int  // objects that are stored before a commit
 	durable     bool // the database answers a durable write when it is on the disk
+	once        bool // a node makes a sandbox once
 	idempotent  bool // one key makes one record
 	reserves    bool // claims reserve room
 	remembers   bool // a new controller counts what is in the records
@@ -37,7 +38,7 @@ func goodRules() rules {
 		admits: func(w *world, n *node, memory uint64) bool {
 			return fleet.Resources{Memory: n.used() + memory}.Within(fleet.Resources{Memory: w.c.Capacity})
 		},
-		stores: parts, durable: true, idempotent: true, reserves: true, remembers: true,
+		stores: parts, durable: true, once: true, idempotent: true, reserves: true, remembers: true,
 		leaderFence: true, nodeEnds: true, holderStops: true, forgets: true,
 	}
 }
@@ -83,7 +84,7 @@ func simulate(c Config, r rules) (Result, error) {
 		w.after(time.Duration(i)*time.Second, func() { w.startController(w.controllers[i]) })
 	}
 	for i := range c.Nodes {
-		n := &node{version: "2", boxes: map[string]*box{}, turns: map[int]*run{},
+		n := &node{version: "2", boxes: map[string]*box{}, ended: map[string]bool{}, turns: map[int]*run{},
 			shares: map[fleet.Kind]int{}, warm: map[fleet.Kind]int{}, filling: map[fleet.Kind]int{}}
 		w.host(&n.host, fmt.Sprintf("node %04d", i))
 		if i%3 == 0 {

@@ -15,7 +15,7 @@ var (
 func small(seed uint64) Config {
 	return Config{Seed: seed, Nodes: 8, Claims: 300, Turns: 60, Faults: 5 * time.Minute,
 		Quiet: 6 * time.Minute, Every: 2 * time.Second, Capacity: 4096, Life: 2 * time.Minute,
-		Register: 5 * time.Second, Keep: 200}
+		Register: 5 * time.Second, Keep: 2000}
 }
 
 // TestSeeds simulates small fleets in which everything breaks. -seed N repeats one of them.
