@@ -50,7 +50,7 @@ func (w *world) write(durable bool, reply func(any), f func() (answer any, undo 
 		case durable && w.rules.durable:
 			d.undo = d.undo[:0] // the log is written in its order
 		case durable:
-			w.after(100*time.Millisecond, func() { d.undo = d.undo[:0] })
+			w.after(time.Second, func() { d.undo = d.undo[:0] })
 		}
 		reply(answer)
 	})
@@ -75,6 +75,9 @@ func (w *world) leads(fence uint64) bool {
 
 // set moves a row by an event, and returns how to undo it.
 func (w *world) set(r *row, e fleet.SandboxEvent) func() {
+	if r == nil {
+		return nil // a crash has lost it, in a broken variant
+	}
 	old := r.state
 	to, ok := fleet.SandboxTable.Next(old, e)
 	if !ok || to == old {
@@ -111,7 +114,7 @@ func (w *world) insert(fence uint64, new row) (any, func()) {
 }
 
 // commit is the transaction of a turn's end.
-func (w *world) commit(turn int, fence uint64, objects []string) (any, func()) {
+func (w *world) commit(n *node, turn int, fence uint64, objects []string) (any, func()) {
 	t := w.db.turns[turn]
 	if t.State == fleet.TurnCommitted && t.Fence == fence {
 		return true, nil // the first answer was lost
@@ -120,7 +123,7 @@ func (w *world) commit(turn int, fence uint64, objects []string) (any, func()) {
 	if w.rules.commit(t, fence) != "" {
 		return false, nil
 	}
-	w.oracle.committed(w, turn, old.Attempt, fence, objects)
+	w.oracle.committed(w, n, turn, fence, objects)
 	return true, func() { *t = old; w.oracle.uncommitted(turn) }
 }
 

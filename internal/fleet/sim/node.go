@@ -22,6 +22,7 @@ type node struct {
 	warm    map[fleet.Kind]int // sandboxes that wait
 	filling map[fleet.Kind]int
 	slept   time.Duration // how long its computer slept
+	stills  int           // sleeps in which its clock stood still
 }
 
 // A box is a sandbox on a node.
@@ -188,7 +189,7 @@ func (w *world) beginTurn(n *node, turn int) {
 	if n.turns[turn] != nil {
 		return
 	}
-	sent := w.rules.clock(w, n)
+	sent, stills := w.rules.clock(w, n), n.stills
 	w.call(&n.host, &w.db.host, 5*time.Second, func(reply func(any)) {
 		w.write(true, reply, func() (any, func()) {
 			fence, why := w.db.turns[turn].Begin(w.clock(&w.db.host), turnLife, n.name)
@@ -204,7 +205,7 @@ func (w *world) beginTurn(n *node, turn int) {
 		if !ok {
 			return
 		}
-		x := &run{fence: fence, sent: sent, answer: w.rules.clock(w, n),
+		x := &run{fence: fence, sent: sent, slept: n.stills != stills, answer: w.rules.clock(w, n),
 			done: w.clock(&n.host) + w.between(time.Second, 90*time.Second)}
 		if w.rules.clock(w, n) >= w.rules.stopAt(x) {
 			return
@@ -287,7 +288,7 @@ func (w *world) finish(n *node, turn int, x *run) {
 
 func (w *world) commitTurn(n *node, turn int, x *run, names []string) {
 	w.call(&n.host, &w.db.host, 3*time.Second, func(reply func(any)) {
-		w.write(true, reply, func() (any, func()) { return w.commit(turn, x.fence, names) })
+		w.write(true, reply, func() (any, func()) { return w.commit(n, turn, x.fence, names) })
 	}, func(v any) {
 		switch {
 		case n.turns[turn] != x:
@@ -345,7 +346,8 @@ func (w *world) sleep(n *node, d time.Duration, still bool) {
 	for _, x := range n.turns {
 		x.slept = x.slept || still
 	}
-	if still { // first of all that happens at that time
+	if still {
+		n.stills++ // first of all that happens at that time
 		w.at(n.wakes, func() { n.off += d })
 	}
 	w.at(n.wakes, func() {

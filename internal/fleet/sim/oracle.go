@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"turnstone.dev/turnstone/internal/fleet"
@@ -66,8 +67,14 @@ func (o *oracle) runs(w *world, n *node, turn int) {
 // elsewhere looks whether a turn of a node runs on another node, too. A computer whose clock stood
 // still while it slept does not know that its lease is over: only the fence keeps its commit away.
 func (o *oracle) elsewhere(w *world, n *node, turn int) {
-	for other := range o.running[turn] {
+	others := slices.SortedFunc(maps.Keys(o.running[turn]), func(a, b *node) int {
+		return strings.Compare(a.name, b.name)
+	})
+	for _, other := range others {
 		x := other.turns[turn]
+		if n.turns[turn].slept {
+			continue
+		}
 		if other != n && !other.asleep && (x == nil || !x.slept) {
 			w.broken("turn %d runs on %s and on %s", turn, other.name, n.name)
 		}
@@ -78,20 +85,21 @@ func (o *oracle) stops(n *node, turn int) { delete(o.running[turn], n) }
 
 // wakes looks at what a node still runs after a sleep.
 func (o *oracle) wakes(w *world, n *node) {
-	for turn, x := range n.turns {
-		if !x.slept {
-			o.elsewhere(w, n, turn)
-		}
+	for _, turn := range slices.Sorted(maps.Keys(n.turns)) {
+		o.elsewhere(w, n, turn)
 	}
 }
 
-func (o *oracle) committed(w *world, turn, attempt int, fence uint64, objects []string) {
+func (o *oracle) committed(w *world, n *node, turn int, fence uint64, objects []string) {
 	w.note("turn %d is committed with fence %d", turn, fence)
 	if old, twice := o.commits[turn]; twice {
 		w.broken("turn %d is committed with fence %d, and was with %d", turn, fence, old)
 	}
 	if held := w.db.turns[turn].Fence; held != fence {
 		w.broken("turn %d is committed with fence %d, and another holder has %d", turn, fence, held)
+	}
+	if holder := w.db.turns[turn].Holder; holder != n.name {
+		w.broken("turn %d is committed by %s, and %q has the lease", turn, n.name, holder)
 	}
 	o.commits[turn], o.objects[turn] = fence, objects
 	for _, name := range objects {
@@ -163,12 +171,14 @@ func (o *oracle) grants(w *world, key, id string) {
 
 // end checks what must hold after a quiet time.
 func (o *oracle) end(w *world) {
-	for turn, fence := range o.told {
+	for _, turn := range slices.Sorted(maps.Keys(o.told)) {
+		fence := o.told[turn]
 		if t := w.db.turns[turn]; t.State != fleet.TurnCommitted || o.commits[turn] != fence {
 			w.broken("turn %d was announced as committed, and is lost", turn)
 		}
 	}
-	for turn, t := range w.db.turns {
+	for _, turn := range slices.Sorted(maps.Keys(w.db.turns)) {
+		t := w.db.turns[turn]
 		if t.State == fleet.TurnWaits || t.State == fleet.TurnRuns {
 			w.broken("turn %d is still %s (attempt %d)", turn, t.State, t.Attempt)
 		}
@@ -180,7 +190,7 @@ func (o *oracle) end(w *world) {
 			}
 		}
 	}
-	if limit := o.asked/20 + 10; o.refused > limit {
+	if limit := o.asked/8 + 10; o.refused > limit {
 		w.broken("nodes refused %d of %d sandboxes for want of memory: claims herd", o.refused, o.asked)
 	}
 	o.pools(w)
@@ -200,8 +210,10 @@ func (o *oracle) pools(w *world) {
 	for _, k := range w.kinds() {
 		shares, waits := 0, 0
 		for _, n := range w.nodes {
-			shares += n.shares[k]
-			waits += n.warm[k]
+			if !n.down {
+				shares += n.shares[k]
+				waits += n.warm[k]
+			}
 		}
 		if want := leader.pools.Target(k); shares != want || waits < want-want/5 || waits > want {
 			w.broken("of %s, %d should wait, nodes were told %d, and %d wait", k.Template, want, shares, waits)

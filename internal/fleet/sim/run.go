@@ -99,6 +99,10 @@ func simulate(c Config, r rules) (Result, error) {
 	w.at(c.Faults, w.heal)
 	if c.Every > 0 {
 		w.fault()
+		for range c.Gone {
+			n := w.nodes[w.random.IntN(len(w.nodes))]
+			w.at(w.between(time.Minute, c.Faults), func() { w.end(n, true, time.Hour+c.Faults+c.Quiet) })
+		}
 	}
 	most := 0
 	w.every(w.client, 10*time.Second, func() {
@@ -215,7 +219,7 @@ func (w *world) breakOne() {
 	n := w.nodes[w.random.IntN(len(w.nodes))]
 	c := w.controllers[w.random.IntN(2)]
 	d := w.between(5*time.Second, 90*time.Second)
-	switch w.random.IntN(14) {
+	switch w.random.IntN(15) {
 	case 0, 1:
 		if !n.down {
 			w.end(n, w.chance(0.5), d)
@@ -260,6 +264,17 @@ func (w *world) breakOne() {
 		w.db.slow = w.between(0, 200*time.Millisecond)
 		w.after(d, func() { b.away, b.full, b.throttles, w.db.slow = false, false, 0, 0 })
 	case 13:
+		if still := w.chance(0.5); !c.down && !c.asleep {
+			w.note("%s sleeps for %s (its clock stands still: %t)", c.name, d, still)
+			c.asleep, c.wakes = true, w.now+d
+			w.at(c.wakes, func() {
+				c.asleep = false
+				if still {
+					c.off += d
+				}
+			})
+		}
+	case 14:
 		if w.chance(0.5) {
 			w.part(&w.operator.host, &w.api.host, 10*time.Minute)
 		}

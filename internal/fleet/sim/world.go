@@ -18,6 +18,7 @@ type Config struct {
 	Seed           uint64
 	Nodes          int
 	Claims, Turns  int
+	Gone           int           // nodes that end for good
 	Faults         time.Duration // faults happen until then, and claims and turns come
 	Quiet          time.Duration // time after the last fault
 	Every          time.Duration // mean time between two faults
