@@ -31,7 +31,6 @@ type database struct {
 	nodes  map[string]fleet.Report
 	turns  map[int]*fleet.Turn
 	live   []int // turns that have not ended, as far as sweeps know
-	next   int
 }
 
 // write changes the database and answers. f returns how the change is undone.

@@ -137,11 +137,11 @@ func (s *Service) Describe() *v1.Node {
 	s.roomMu.Lock()
 	used := s.used()
 	s.roomMu.Unlock()
-	var waiting []*v1.WarmSandboxes // their sizes and counts, with which a controller places claims
+	var waiting []*v1.WarmKind // their sizes and counts, with which a controller places claims
 	for _, w := range s.Warm() {
 		if len(waiting) < maxWarm {
 			m := warmMessage(w)
-			waiting = append(waiting, &v1.WarmSandboxes{Tenant: m.Tenant, Template: m.Template,
+			waiting = append(waiting, &v1.WarmKind{Tenant: m.Tenant, Template: m.Template,
 				Machine: m.Machine, Ready: m.Ready})
 		}
 	}
@@ -153,7 +153,7 @@ func (s *Service) Describe() *v1.Node {
 }
 
 // maxWarm is how many kinds of sandboxes that wait a controller is told of.
-const maxWarm = 1000
+const maxWarm = 100
 
 // available returns the memory that the computer can still give, with that of machines that wait,
 // which end for others; 0: it cannot be read.
