@@ -173,7 +173,8 @@ bench: setup-bench build ## measure speed and size; print markdown
 	@mkdir -p .cache
 	$(GO) build -trimpath -buildvcs=false -o .cache/bench ./internal/bench
 	$(GO) test -c -trimpath -o .cache/floors/ ./internal/driver/gvisor ./internal/driver/qemu ./internal/driver/firecracker \
-		./internal/server/gateway ./internal/server/node ./internal/server/node/warm ./internal/pool ./client ./internal/ui
+		./internal/server/gateway ./internal/server/node ./internal/server/node/warm ./internal/pool ./client ./internal/ui \
+		./internal/fleet ./internal/fleet/sim ./internal/server/controller/usage
 	.cache/bench -turn bin/turn -floors .cache/floors $(if $(TEST_KERNEL),-kernel '$(TEST_KERNEL)') $(if $(ONLY),-only $(ONLY)) $(if $(RUNS),-runs $(RUNS)) $(if $(CORPUS),-groups $(CORPUS)) $(if $(TIER),-tier $(TIER))
 
 .PHONY: fuzz

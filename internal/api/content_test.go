@@ -105,7 +105,7 @@ var noContent = map[string][]string{
 	"the address of a port, made of an ID":                 {"ExposePortResponse.url"},
 	"a token of the control API, which opens no channel":   {"CreateSandboxResponse.auth_token"},
 	"who calls, from the token": {
-		"OwnedSandbox.tenant", "WarmSandboxes.tenant", "OwnedSession.tenant", "OwnedSnapshot.tenant", "OwnedTurn.tenant",
+		"OwnedSandbox.tenant", "WarmSandboxes.tenant", "PoolShare.tenant", "WarmKind.tenant", "OwnedSession.tenant", "OwnedSnapshot.tenant", "OwnedTurn.tenant",
 		"Principal.issuer", "Principal.scopes", "Principal.sessions", "Principal.subject",
 		"Principal.templates", "Principal.tenant", "Principal.token_id",
 	},
@@ -119,7 +119,7 @@ var noContent = map[string][]string{
 		"KeyProof.node",
 		"LocateChannelRequest.node",
 		"LocateChannelResponse.address", "LocateChannelResponse.node", "Node.name", "Node.substrates", "Node.version",
-		"WarmSandboxes.template", "RegisterNodeRequest.address", "Sandbox.node", "Sandbox.substrate", "Session.node", "Snapshot.substrate", "Turn.node",
+		"WarmSandboxes.template", "PoolShare.template", "WarmKind.template", "RegisterNodeRequest.address", "Sandbox.node", "Sandbox.substrate", "Session.node", "Snapshot.substrate", "Turn.node",
 	},
 	"one of a few words of a node": {"Phase.name"},
 	"a list of states":             {"SandboxFilter.states", "TemplateFilter.states", "TurnFilter.states"},

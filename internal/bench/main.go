@@ -87,7 +87,7 @@ func (b *bench) runParts(ctx context.Context) error {
 		{"keys", true, b.keys},
 		{"history", true, b.history}, {"proof", true, b.proof}, {"server", true, b.server}, {"sdk", true, b.sdk},
 		{"ui", false, b.ui},
-		{"turns", true, b.turns}, {"pool", true, b.pool},
+		{"turns", true, b.turns}, {"pool", true, b.pool}, {"fleet", false, b.fleet},
 		{"determinism", true, b.corpus}} {
 		if b.only == "" && part.name == "determinism" {
 			continue // it takes hours

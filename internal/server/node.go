@@ -23,7 +23,7 @@ func (s *Server) openNode(ctx context.Context) error {
 	}
 	m, err := member.Open(ctx, member.Options{Dir: s.o.Dir, Executor: s.o.Executor,
 		Settings: s.c.Machine, Address: s.address(), TrustOperator: s.c.Has(config.Controller),
-		Limits: s.c.Limits, Pools: s.c.Pools, Log: s.log, Watch: s.telemetry})
+		Limits: s.c.Limits, Pools: s.c.PoolsAt(config.AtNode), Log: s.log, Watch: s.telemetry})
 	if err != nil {
 		return err
 	}

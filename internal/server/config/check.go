@@ -251,8 +251,12 @@ func (l *loader) checkE2B(c *Config) {
 func (l *loader) checkPool(c *Config, n int) {
 	p, key := &c.Pools[n], fmt.Sprintf("pools.%d", n+1)
 	switch {
-	case !c.Has(Node):
-		l.problem(key, errors.New("is set, and this process is no node"), "set it at the node")
+	case p.Target == AtNode && !c.Has(Node):
+		l.problem(key, errors.New("is set, and this process is no node"),
+			"set it at the node, or set target to fleet at the controller")
+	case p.Target == AtFleet && !c.Has(Controller):
+		l.problem(key, errors.New("is of all nodes, and this process is no controller"),
+			"set it at the controller")
 	case p.Min > p.Max:
 		l.problem(key+".min", fmt.Errorf("is %d, more than max, which is %d", p.Min, p.Max), "")
 	case !validTenant.MatchString(p.Tenant):

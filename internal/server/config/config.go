@@ -129,8 +129,10 @@ type Machine struct {
 	WarmIdle   time.Duration   `toml:"warm_idle" default:"10m" min:"1s" max:"24h"`
 }
 
-// A Pool is sandboxes of a node that are ready before a client asks for them.
+// A Pool is sandboxes that are ready before a client asks for them: of a node, or of all nodes
+// together.
 type Pool struct {
+	Target   string          `toml:"target" default:"node" oneof:"node,fleet"`
 	Template string          `toml:"template"`
 	Tenant   string          `toml:"tenant" default:"local"`
 	CPUs     int             `toml:"cpus" default:"0" min:"0" max:"64"`
@@ -139,6 +141,23 @@ type Pool struct {
 	Min      int             `toml:"min" default:"1" min:"0" max:"10000"`
 	Max      int             `toml:"max" default:"4" min:"1" max:"10000"`
 	Idle     time.Duration   `toml:"idle" default:"10m" min:"1s" max:"24h"`
+	Cover    time.Duration   `toml:"cover" default:"10s" min:"1s" max:"1h"`
+}
+
+// The targets of a Pool.
+const (
+	AtNode  = "node"  // this node keeps them
+	AtFleet = "fleet" // the controller divides them among nodes
+)
+
+// PoolsAt returns the pools of a target.
+func (c *Config) PoolsAt(target string) (all []Pool) {
+	for _, p := range c.Pools {
+		if p.Target == target {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 // Tokens bounds tokens of all issuers.
@@ -182,6 +201,7 @@ type Quota struct {
 	Stored    turnstone.Bytes `toml:"stored" default:"0" min:"0" max:"1024TiB"`
 	BytesOut  turnstone.Bytes `toml:"bytes_out" default:"0" min:"0" max:"1024TiB"`
 	Turns     int             `toml:"turns" default:"6000" min:"0" max:"1000000"`
+	Pool      int             `toml:"pool" default:"0" min:"0" max:"1000000"`
 }
 
 // A Tenant has bounds of its own. What its table does not name is as in Quota.
@@ -194,11 +214,12 @@ type Tenant struct {
 	Stored    turnstone.Bytes `toml:"stored" min:"0" max:"1024TiB"`
 	BytesOut  turnstone.Bytes `toml:"bytes_out" min:"0" max:"1024TiB"`
 	Turns     int             `toml:"turns" min:"0" max:"1000000"`
+	Pool      int             `toml:"pool" min:"0" max:"1000000"`
 }
 
 // Quota returns the bounds of the tenant.
 func (t Tenant) Quota() Quota {
-	return Quota{t.Sandboxes, t.CPUs, t.Memory, t.Disk, t.Stored, t.BytesOut, t.Turns}
+	return Quota{t.Sandboxes, t.CPUs, t.Memory, t.Disk, t.Stored, t.BytesOut, t.Turns, t.Pool}
 }
 
 // QuotaOf returns the bounds of a tenant.

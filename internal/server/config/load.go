@@ -333,7 +333,7 @@ func (l *loader) ownQuotas(c *Config) {
 	names := map[string]bool{}
 	for n, table := range tables {
 		q, key := c.Quota, fmt.Sprintf("tenants.%d.", n+1)
-		t := Tenant{"", q.Sandboxes, q.CPUs, q.Memory, q.Disk, q.Stored, q.BytesOut, q.Turns}
+		t := Tenant{"", q.Sandboxes, q.CPUs, q.Memory, q.Disk, q.Stored, q.BytesOut, q.Turns, q.Pool}
 		l.table(reflect.ValueOf(&t).Elem(), tenantSettings(), table, key)
 		if t.Name == "" {
 			l.problem(strings.TrimSuffix(key, "."), errors.New("has no name"), "name the tenant")

@@ -18,6 +18,7 @@ import (
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/controller/guard"
 	"turnstone.dev/turnstone/internal/server/controller/inflight"
+	"turnstone.dev/turnstone/internal/server/controller/placing"
 	"turnstone.dev/turnstone/internal/server/controller/quota"
 	"turnstone.dev/turnstone/internal/server/controller/usage"
 	"turnstone.dev/turnstone/internal/server/fair"
@@ -55,6 +56,11 @@ type Options struct {
 	// Waiting bounds the creations that wait for room, and Quota what a tenant may have; nil: nothing.
 	Waiting fair.Limits
 	Quota   func(tenant string) quota.Limits
+	// Pools wait on all nodes together, of each tenant together as many as PoolBound says; nil: any.
+	Pools     []placing.Pool
+	PoolBound func(tenant string) int
+	// Version is that of this program: nodes of another get only what fits nowhere else; empty: the same.
+	Version string
 	// Audit notes calls and channels. Its zero value notes nothing.
 	Audit guard.Auditor
 }
@@ -142,6 +148,8 @@ func New(ctx context.Context, o Options) (*Controller, error) {
 	c := &Controller{o: o, log: o.Log, leave: func() {}, gate: fair.NewGate(o.Waiting),
 		quotas: quota.New(o.Quota)}
 	c.nodes.all = map[string]*node{}
+	c.nodes.fleet = placing.New(placing.Options{Lost: o.Times.Lost, Pools: o.Pools,
+		Bound: o.PoolBound, Version: o.Version})
 	c.hub.max = o.Watches
 	if err := c.restore(ctx); err != nil {
 		return nil, err

@@ -405,9 +405,14 @@ func TestLostNode(t *testing.T) {
 		t.Errorf("%s", text)
 	}
 	w.Controller.nodes.mu.Lock()
-	w.Controller.nodes.all[home.name].seen = time.Now().Add(-time.Hour)
+	w.Controller.nodes.fleet.Skip(time.Hour)
 	w.Controller.nodes.mu.Unlock()
 	must(t, w.loseNodes(ctx))
+	for _, n := range w.nodes {
+		if n != home {
+			w.join(n)
+		}
+	}
 	if x := w.state(c, box.SandboxId); x.State != v1.SandboxState_SANDBOX_STATE_READY {
 		t.Errorf("%v", x)
 	}

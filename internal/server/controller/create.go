@@ -11,6 +11,7 @@ import (
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/controller/message"
+	"turnstone.dev/turnstone/internal/server/controller/placing"
 	"turnstone.dev/turnstone/internal/server/controller/quota"
 	"turnstone.dev/turnstone/internal/server/controller/usage"
 	"turnstone.dev/turnstone/internal/server/fair"
@@ -22,8 +23,8 @@ type creation struct {
 	op   turnstone.Op
 	key  *records.Key // nil: the request has none
 	want quota.Want
-	// works says that place counts it as work of its node.
-	works bool
+	// room is what plan reserves at the node until it has answered; nil: nothing.
+	room *placing.Room
 	// plan chooses a node and returns the objects, with new IDs. It runs in Controller.gate, again if
 	// there was no room, and not at all if the key was used.
 	plan func(ctx context.Context) ([]records.Object, error)
@@ -140,8 +141,8 @@ func (c *Controller) planNow(ctx context.Context, tenant string, n creation) (ma
 			f()
 		}
 	}
-	if node := planned[0].Node; n.works {
-		undo = append(undo, func() { c.nodes.made(node, tenant); c.gate.Wake() })
+	if n.room != nil {
+		undo = append(undo, func() { c.nodes.free(*n.room, true); c.gate.Wake() })
 	}
 	unlock, err := c.calls.Lock(ctx, lockOf(planned[0])) // before others can find it by the key
 	if err != nil {
@@ -164,6 +165,9 @@ func (c *Controller) planNow(ctx context.Context, tenant string, n creation) (ma
 		return nil
 	})
 	if err != nil || old {
+		if n.room != nil {
+			c.nodes.free(*n.room, false)
+		}
 		done()
 	}
 	if err != nil {

@@ -40,8 +40,7 @@ func (w *world) fill(n *fakeNode, c *callerClient, places int) (free func()) {
 		must(w, err)
 		ids = ids[1:]
 		w.Controller.nodes.mu.Lock() // as after the time that a placement counts
-		x := w.Controller.nodes.all[n.name]
-		x.placed = x.placed[1:]
+		w.Controller.nodes.fleet.Drop(w.Controller.nodes.fleet.Reserved(n.name)[0])
 		w.Controller.nodes.mu.Unlock()
 		w.Controller.gate.Wake()
 	}

@@ -33,9 +33,7 @@ func (c *Controller) follow(ctx context.Context, n *node) {
 		if ctx.Err() != nil {
 			return
 		}
-		c.nodes.mu.Lock()
-		n.synced = false
-		c.nodes.mu.Unlock()
+		c.nodes.synced(n, false)
 		if time.Since(began) > maxWait {
 			wait = minWait
 		}
@@ -46,6 +44,15 @@ func (c *Controller) follow(ctx context.Context, n *node) {
 		case <-time.After(wait/2 + rand.N(wait)):
 		}
 		wait = min(2*wait, maxWait)
+	}
+}
+
+// synced notes whether the list of a node is complete, unless the node is followed anew.
+func (r *registry) synced(n *node, complete bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.all[n.name] == n {
+		r.fleet.Sync(n.name, complete)
 	}
 }
 
@@ -115,7 +122,9 @@ func (c *Controller) learn(n *node, info *v1.Node) {
 		return
 	}
 	c.nodes.mu.Lock()
-	n.learn(info)
+	c.nodes.fleet.Learn(info)
+	info.Warm = nil
+	n.info = info
 	c.nodes.mu.Unlock()
 	c.gate.Wake()
 }
@@ -132,8 +141,11 @@ func (c *Controller) agree(ctx context.Context, n *node, l listing, mark records
 		c.log.Warn("a node has lost objects", "node", n.name, "objects", lost)
 	}
 	c.nodes.mu.Lock()
-	n.templates, n.synced = l.templates, true
+	n.templates = l.templates
+	c.nodes.fleet.Templates(n.name, l.templates)
 	c.nodes.mu.Unlock()
+	c.nodes.synced(n, true)
+	c.gate.Wake()
 	c.hub.wakeTemplates()
 	c.tasks.Go(func() { c.removeSurplus(ctx, n, out.Surplus) })
 	return nil
@@ -184,6 +196,8 @@ func (c *Controller) learnTemplate(n *node, t *v1.Template, gone bool) {
 	} else if len(n.templates) < maxTemplates {
 		n.templates[t.GetName()] = t
 	}
+	c.nodes.fleet.Template(n.name, t.GetName(),
+		n.templates[t.GetName()].GetState() == v1.TemplateState_TEMPLATE_STATE_BUILT)
 	c.nodes.mu.Unlock()
 	c.hub.wakeTemplates()
 }

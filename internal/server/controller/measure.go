@@ -17,7 +17,7 @@ func (r *registry) count() (up, lost int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, n := range r.all {
-		if n.up {
+		if r.answers(n) {
 			up++
 		} else {
 			lost++

@@ -12,9 +12,10 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
+	"turnstone.dev/turnstone/internal/fleet"
+	"turnstone.dev/turnstone/internal/server/controller/placing"
 	"turnstone.dev/turnstone/internal/server/fair"
 	"turnstone.dev/turnstone/internal/server/records"
 )
@@ -24,28 +25,43 @@ type node struct {
 	name, address string
 	client        connectv1.NodeServiceClient
 	info          *v1.Node // replaced, never changed
-	seen          time.Time
-	up            bool // it registered lately
-	synced        bool // its list is complete
 	templates     map[string]*v1.Template
-	placed        []placement // since info
-	making        []making    // sandboxes
 	stop          context.CancelFunc
-}
-
-// A placement is a machine that the node's own numbers may not have yet.
-type placement struct {
-	at     time.Time
-	cpus   uint32
-	memory uint64
-	disk   uint64
 }
 
 // A registry has the nodes by their names.
 type registry struct {
 	mu     sync.Mutex
 	all    map[string]*node
+	fleet  *placing.Fleet // which nodes are there, and which gets what
 	closed bool
+}
+
+// answers reports whether a node registered lately. The caller holds mu.
+func (r *registry) answers(n *node) bool { return r.fleet.State(n.name).Answers() }
+
+// place returns the room for a need.
+func (r *registry) place(n placing.Need) (placing.Room, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.fleet.Place(n)
+}
+
+// able returns a node for work without a machine, preferably one with a template.
+func (r *registry) able(template string) (string, error) {
+	room, err := r.place(placing.Need{Template: template})
+	return room.Node, err
+}
+
+// free ends a reservation whose node was asked, or was not.
+func (r *registry) free(x placing.Room, asked bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if asked {
+		r.fleet.Done(x)
+	} else {
+		r.fleet.Drop(x)
+	}
 }
 
 func (r *registry) close() {
@@ -74,23 +90,28 @@ func (c *Controller) register(ctx context.Context, info *v1.Node, address string
 	if n != nil && n.info.GetKey() != info.Key && n.info != nil {
 		c.log.Warn("a node has another key", "node", info.Name)
 	}
-	fresh := n == nil || !n.up || n.address != address
-	record := fresh || !proto.Equal(stable(n.info), stable(info))
+	before, after := r.fleet.Register(info)
+	info.Warm = nil // it names tenants
+	fresh := n == nil || !before.Answers() || n.address != address
+	record := fresh || before != after || !proto.Equal(stable(n.info), stable(info))
 	if fresh {
 		if n != nil {
 			n.stop()
 		}
 		n = c.enter(info.Name, address)
 	}
-	n.learn(info)
-	n.seen, n.up = time.Now(), true
+	n.info = info
 	r.mu.Unlock()
 	c.gate.Wake()
 	c.hub.wakeTemplates()
 	if !record {
 		return nil
 	}
-	return c.recordNode(ctx, info, address, records.NodeUp)
+	state := records.NodeUp
+	if after == fleet.Draining {
+		state = records.NodeDraining
+	}
+	return c.recordNode(ctx, info, address, state)
 }
 
 // enter makes a node, and follows it. The caller holds registry.mu.
@@ -100,9 +121,10 @@ func (c *Controller) enter(name, address string) *node {
 		client:    c.o.Nodes(address, connect.WithInterceptors(c.wayTo(name))),
 		templates: map[string]*v1.Template{}}
 	if old := c.nodes.all[name]; old != nil {
-		n.templates, n.info, n.placed, n.making = old.templates, old.info, old.placed, old.making
+		n.templates, n.info = old.templates, old.info
 	}
 	c.nodes.all[name] = n
+	c.nodes.fleet.Sync(name, false)
 	if c.nodes.closed {
 		stop()
 	} else {
@@ -111,25 +133,13 @@ func (c *Controller) enter(name, address string) *node {
 	return n
 }
 
-// settle is how long a placement counts beside the node's own numbers: a report that was made
-// before the placement may arrive after it.
-const settle = 10 * time.Second
-
-// learn takes a node's own numbers. The caller holds registry.mu.
-func (n *node) learn(info *v1.Node) {
-	n.info = info
-	n.placed = slices.DeleteFunc(n.placed, func(p placement) bool {
-		return time.Since(p.at) > settle
-	})
-}
-
 // stable is what of a node is worth a record.
 func stable(n *v1.Node) *v1.Node {
 	if n == nil {
 		return nil
 	}
 	s := proto.Clone(n).(*v1.Node)
-	s.Used = nil
+	s.Used, s.Warm, s.AvailableMemory = nil, nil, 0
 	return s
 }
 
@@ -153,12 +163,12 @@ func (c *Controller) resume(ctx context.Context) error {
 	defer c.nodes.mu.Unlock()
 	for _, n := range all {
 		info := &v1.Node{}
-		if n.State != records.NodeUp || proto.Unmarshal(n.Detail, info) != nil {
+		if n.State == records.NodeLost || proto.Unmarshal(n.Detail, info) != nil {
 			continue
 		}
 		info.Name = n.Name
-		x := c.enter(n.Name, n.Address)
-		x.info, x.seen, x.up = info, time.Now(), true
+		c.nodes.fleet.Remember(info)
+		c.enter(n.Name, n.Address).info = info
 	}
 	return nil
 }
@@ -168,12 +178,10 @@ func (c *Controller) resume(ctx context.Context) error {
 func (c *Controller) loseNodes(ctx context.Context) error {
 	c.nodes.mu.Lock()
 	var lost []*node
-	for _, n := range c.nodes.all {
-		if n.up && time.Since(n.seen) > c.o.Times.Lost {
-			n.up, n.synced = false, false
-			n.stop()
-			lost = append(lost, n)
-		}
+	for _, name := range c.nodes.fleet.Tick() {
+		n := c.nodes.all[name]
+		n.stop()
+		lost = append(lost, n)
 	}
 	c.nodes.mu.Unlock()
 	var failed error
@@ -191,19 +199,13 @@ func (c *Controller) loseNodes(ctx context.Context) error {
 func (c *Controller) at(name string) (connectv1.NodeServiceClient, error) {
 	c.nodes.mu.Lock()
 	defer c.nodes.mu.Unlock()
-	if n := c.nodes.all[name]; n != nil && n.up {
+	if n := c.nodes.all[name]; n != nil && c.nodes.answers(n) {
 		return n.client, nil
 	}
 	return nil, lost(name)
 }
 
-func lost(name string) error { return silent(name, 5*time.Second) }
-
-func silent(name string, wait time.Duration) error {
-	return &api.Status{RetryAfter: wait, Err: turnstone.Errorf("node.call",
-		turnstone.KindUnavailable, "node "+name, "does not answer").
-		WithHint("wait until the node is back")}
-}
+func lost(name string) error { return placing.Silent(name, 5*time.Second) }
 
 // wayTo names the node in the errors of connections to it: their texts have addresses of the
 // server's own network, which mean nothing to a caller. The log has them.
@@ -218,7 +220,7 @@ func (c *Controller) wayTo(name string) connect.UnaryInterceptorFunc {
 				// a connection that breaks while the request is written is "canceled"
 				(e.Code() == connect.CodeUnavailable || e.Code() == connect.CodeCanceled) {
 				c.log.InfoContext(ctx, "a node cannot be reached", "node", name, "error", err)
-				return nil, silent(name, time.Second)
+				return nil, placing.Silent(name, time.Second)
 			}
 			return a, err
 		}
@@ -231,7 +233,7 @@ func (r *registry) present() []*v1.Node {
 	defer r.mu.Unlock()
 	var all []*v1.Node
 	for _, n := range r.all {
-		if n.up && n.info != nil {
+		if r.answers(n) && n.info != nil {
 			all = append(all, n.info)
 		}
 	}

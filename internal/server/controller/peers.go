@@ -40,7 +40,10 @@ func (c peerService) RegisterNode(ctx context.Context,
 	if err := c.register(ctx, r.Msg.Node, r.Msg.Address); err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&v1.RegisterNodeResponse{}), nil
+	c.nodes.mu.Lock()
+	defer c.nodes.mu.Unlock()
+	return connect.NewResponse(&v1.RegisterNodeResponse{
+		Pools: c.nodes.fleet.Shares(r.Msg.Node.Name)}), nil
 }
 
 type networkKey struct{}
@@ -94,7 +97,7 @@ func (c *Controller) locate(ctx context.Context, p auth.Principal, m *v1.LocateC
 	c.nodes.mu.Lock()
 	defer c.nodes.mu.Unlock()
 	n := c.nodes.all[name]
-	if n == nil || !n.up {
+	if n == nil || !c.nodes.answers(n) {
 		return nil, lost(name)
 	}
 	return &v1.LocateChannelResponse{Node: name, Address: n.address}, nil

@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/controller/guard"
 	"turnstone.dev/turnstone/internal/server/controller/message"
+	"turnstone.dev/turnstone/internal/server/controller/placing"
 	"turnstone.dev/turnstone/internal/server/controller/quota"
 	"turnstone.dev/turnstone/internal/server/records"
 )
@@ -38,10 +39,17 @@ func (c sandboxService) CreateSandbox(ctx context.Context,
 		return nil, err
 	}
 	var answer *v1.CreateSandboxResponse
-	err = c.create(ctx, p, creation{op: op, key: keyOf(p, "CreateSandbox", m),
-		works: true, want: quota.Want{Sandboxes: 1, Each: c.nodes.planned(m.Machine, template), Stores: true},
+	machine, room := c.nodes.planned(m.Machine, template), &placing.Room{}
+	want := placing.Need{Tenant: p.Tenant, Machine: orEmpty(m.Machine), Substrate: m.Substrate,
+		Template: template, Planned: machine}
+	if template != "" && m.ContextId == "" {
+		c.nodes.arrive(want)
+	}
+	err = c.create(ctx, p, creation{op: op, key: keyOf(p, "CreateSandbox", m), room: room,
+		want: quota.Want{Sandboxes: 1, Each: machine, Stores: true},
 		plan: func(ctx context.Context) ([]records.Object, error) {
-			o, err := c.planSandbox(ctx, p, m, template)
+			o, r, err := c.planSandbox(ctx, p, m, want)
+			*room = r
 			return []records.Object{o}, err
 		},
 		make: func(ctx context.Context, made []records.Object) (err error) {
@@ -62,28 +70,28 @@ func (c sandboxService) CreateSandbox(ctx context.Context,
 
 // planSandbox returns the record of a new sandbox.
 func (c *Controller) planSandbox(ctx context.Context, p auth.Principal, m *v1.CreateSandboxRequest,
-	template string) (records.Object, error) {
+	want placing.Need) (none records.Object, room placing.Room, err error) {
 	const op, scope = "sandbox.create", auth.SandboxesCreate
 	in, err := c.inPlace(ctx, op, p, scope, m.ContextId)
 	if err != nil {
-		return records.Object{}, err
+		return none, room, err
 	}
-	want := need{tenant: p.Tenant, node: in.node, machine: orEmpty(m.Machine), substrate: m.Substrate,
-		template: template}
+	want.Node = in.node
+	template := want.Template
 	if id := m.GetSnapshotId(); id != "" {
 		s, err := c.kept(ctx, op, p, id)
 		if err != nil {
-			return records.Object{}, err
+			return none, room, err
 		}
 		if in.node != "" && in.node != s.Node {
-			return records.Object{}, unfit(op, id, "is on another node than the session")
+			return none, room, unfit(op, id, "is on another node than the session")
 		}
-		want.node, template = s.Node, s.Template
+		want.Node, template = s.Node, s.Template
 	}
-	node, err := c.nodes.place(want)
+	room, err = c.nodes.place(want)
 	return records.Object{Kind: records.Sandbox, ID: string(turnstone.NewSandboxID()),
-		Tenant: p.Tenant, Owner: p.Subject, Node: node, Name: m.Name, Session: in.name,
-		Template: template, Labels: m.Metadata}, err
+		Tenant: p.Tenant, Owner: p.Subject, Node: room.Node, Name: m.Name, Session: in.name,
+		Template: template, Labels: m.Metadata}, room, err
 }
 
 // kept is find for a snapshot that is there.
@@ -108,13 +116,30 @@ func (r *registry) planned(m *v1.Machine, template string) turnstone.Machine {
 	cpus, memory, disk := m.GetCpus(), m.GetMemory(), m.GetDisk()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.sized(cpus, memory, disk, template)
+}
+
+// sized is planned for a caller that holds mu.
+func (r *registry) sized(cpus uint32, memory, disk uint64, template string) turnstone.Machine {
 	for _, n := range r.all {
+		if cpus != 0 && memory != 0 && disk != 0 {
+			break
+		}
 		t := n.templates[template].GetMachine()
 		cpus, memory, disk = cmp.Or(cpus, t.GetCpus()), cmp.Or(memory, t.GetMemory()), cmp.Or(disk, t.GetDisk())
 	}
 	usual := turnstone.DefaultShape()
 	return turnstone.Machine{CPUs: int(cpus), Memory: turnstone.Bytes(memory), Disk: turnstone.Bytes(disk)}.
 		Over(turnstone.Machine{CPUs: usual.CPUs, Memory: usual.Memory, Disk: usual.Disk})
+}
+
+// arrive notes a request that a pool may serve.
+func (r *registry) arrive(n placing.Need) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.fleet.Arrive(n, func(m *v1.Machine, template string) turnstone.Machine {
+		return r.sized(m.GetCpus(), m.GetMemory(), m.GetDisk(), template)
+	})
 }
 
 // makeSandbox asks the node for a sandbox that has a record.

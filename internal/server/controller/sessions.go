@@ -10,6 +10,7 @@ import (
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/controller/guard"
 	"turnstone.dev/turnstone/internal/server/controller/message"
+	"turnstone.dev/turnstone/internal/server/controller/placing"
 	"turnstone.dev/turnstone/internal/server/records"
 )
 
@@ -46,13 +47,13 @@ func (c sessionService) CreateSession(ctx context.Context,
 	answer := &v1.CreateSessionResponse{}
 	err := c.create(ctx, p, creation{op: op, key: keyOf(p, "CreateSession", m),
 		plan: func(context.Context) ([]records.Object, error) {
-			want := need{}
+			want := placing.Need{}
 			if m.Name != "" {
-				want.node = c.ledger.NodeOf(p.Tenant, m.Name)
+				want.Node = c.ledger.NodeOf(p.Tenant, m.Name)
 			}
-			node, err := c.nodes.place(want)
+			room, err := c.nodes.place(want)
 			return []records.Object{{Kind: records.Session, ID: string(turnstone.NewSessionID()),
-				Tenant: p.Tenant, Owner: p.Subject, Node: node, Name: m.Name}}, err
+				Tenant: p.Tenant, Owner: p.Subject, Node: room.Node, Name: m.Name}}, err
 		},
 		make: func(ctx context.Context, made []records.Object) error {
 			return c.makeSession(ctx, p, m, made[0], answer)
@@ -186,7 +187,7 @@ func (c sessionService) ConnectNode(ctx context.Context,
 	p, name := guard.Caller(ctx), r.Msg.Node
 	if name == "" {
 		var err error
-		if name, err = c.nodes.place(need{}); err != nil {
+		if name, err = c.nodes.able(""); err != nil {
 			return nil, err
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"turnstone.dev/turnstone/internal/server/audit"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/controller/guard"
+	"turnstone.dev/turnstone/internal/server/controller/placing"
 	"turnstone.dev/turnstone/internal/server/controller/quota"
 	"turnstone.dev/turnstone/internal/server/fair"
 	"turnstone.dev/turnstone/internal/server/records"
@@ -46,6 +47,7 @@ type world struct {
 	watches  int
 	audit    *audit.Log
 	waiting  fair.Limits
+	pools    []placing.Pool
 	now      func() time.Time // of the records; nil: the real one
 	quota    func(tenant string) quota.Limits
 }
@@ -113,7 +115,7 @@ func (w *world) start() {
 	w.Cleanup(func() { _ = w.audit.Close() })
 	w.Controller, err = New(ctx, Options{Name: serverName, Records: w.store, Issuer: w.issuer,
 		Publisher: publisher, Verifier: w.verifier, Times: w.times, Watches: w.watches,
-		Audit: guard.Auditor{Log: w.audit}, Waiting: w.waiting, Quota: w.quota,
+		Audit: guard.Auditor{Log: w.audit}, Waiting: w.waiting, Quota: w.quota, Pools: w.pools,
 		Log: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Nodes: func(address string, o ...connect.ClientOption) connectv1.NodeServiceClient {
 			return connectv1.NewNodeServiceClient(w.clients, "http://"+address,
@@ -178,7 +180,7 @@ func (w *world) join(n *fakeNode) {
 		w.Controller.nodes.mu.Lock()
 		defer w.Controller.nodes.mu.Unlock()
 		x := w.Controller.nodes.all[n.name]
-		return x != nil && x.synced && x.address == n.address()
+		return x != nil && w.Controller.nodes.fleet.Synced(n.name) && x.address == n.address()
 	})
 }
 

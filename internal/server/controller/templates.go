@@ -40,7 +40,7 @@ func (r *registry) templates() map[string]*v1.Template {
 	slices.Sort(names) // of two equal ones always the same
 	for _, name := range names {
 		n := r.all[name]
-		if !n.up {
+		if !r.answers(n) {
 			continue
 		}
 		for name, t := range n.templates {
@@ -57,7 +57,7 @@ func (r *registry) holders(template string, states ...v1.TemplateState) (names [
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for name, n := range r.all {
-		if t := n.templates[template]; n.up && t != nil && slices.Contains(states, t.State) {
+		if t := n.templates[template]; r.answers(n) && t != nil && slices.Contains(states, t.State) {
 			names = append(names, name)
 		}
 	}
@@ -216,7 +216,7 @@ func (c templateService) BuildTemplate(ctx context.Context,
 	if have := c.nodes.holders(name, v1.TemplateState_TEMPLATE_STATE_BUILT,
 		v1.TemplateState_TEMPLATE_STATE_BUILDING); len(have) > 0 {
 		node = have[0] // which says that it is built already
-	} else if node, err = c.nodes.place(need{template: name}); err != nil {
+	} else if node, err = c.nodes.able(name); err != nil {
 		return nil, err
 	}
 	client, err := c.at(node)
@@ -273,7 +273,7 @@ func (c templateService) ConnectTemplates(ctx context.Context,
 	r *connect.Request[v1.ConnectTemplatesRequest]) (
 	*connect.Response[v1.ConnectTemplatesResponse], error) {
 	p := guard.Caller(ctx)
-	node, err := c.nodes.place(need{})
+	node, err := c.nodes.able("")
 	if err != nil {
 		return nil, err
 	}

@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/controller/guard"
 	"turnstone.dev/turnstone/internal/server/controller/message"
+	"turnstone.dev/turnstone/internal/server/controller/placing"
 	"turnstone.dev/turnstone/internal/server/controller/quota"
 	"turnstone.dev/turnstone/internal/server/records"
 )
@@ -47,10 +48,10 @@ func (c turnService) StartTurn(ctx context.Context, r *connect.Request[v1.StartT
 			if err != nil {
 				return nil, err
 			}
-			node, err := c.nodes.place(need{node: in.node, machine: orEmpty(m.Machine),
-				template: ask.Template})
+			room, err := c.nodes.place(placing.Need{Node: in.node, Machine: orEmpty(m.Machine),
+				Template: ask.Template})
 			return []records.Object{{Kind: records.Turn, ID: newID("tk_"), Tenant: p.Tenant,
-				Owner: p.Subject, Node: node, Session: in.name, Template: ask.Template,
+				Owner: p.Subject, Node: room.Node, Session: in.name, Template: ask.Template,
 				Labels: machineLabels(machine)}}, err
 		},
 		make: func(ctx context.Context, made []records.Object) (err error) {

@@ -12,6 +12,7 @@ import (
 	_ "buf.build/gen/go/bufbuild/protovalidate/protocolbuffers/go/buf/validate"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -324,7 +325,9 @@ func (x *RegisterNodeRequest) GetAddress() string {
 }
 
 type RegisterNodeResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node's shares of the server's pools: all of them, beside the pools of the node's own settings.
+	Pools         []*PoolShare `protobuf:"bytes,1,rep,name=pools,proto3" json:"pools,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -359,11 +362,105 @@ func (*RegisterNodeResponse) Descriptor() ([]byte, []int) {
 	return file_turnstone_v1_controller_proto_rawDescGZIP(), []int{5}
 }
 
+func (x *RegisterNodeResponse) GetPools() []*PoolShare {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+// PoolShare says how many sandboxes of a kind wait on a node.
+type PoolShare struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Tenant   string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Template string                 `protobuf:"bytes,2,opt,name=template,proto3" json:"template,omitempty"`
+	Machine  *Machine               `protobuf:"bytes,3,opt,name=machine,proto3" json:"machine,omitempty"`
+	// How many wait, and how many at most while claims queue.
+	Min uint32 `protobuf:"varint,4,opt,name=min,proto3" json:"min,omitempty"`
+	Max uint32 `protobuf:"varint,5,opt,name=max,proto3" json:"max,omitempty"`
+	// How long a sandbox beyond min waits.
+	Idle          *durationpb.Duration `protobuf:"bytes,6,opt,name=idle,proto3" json:"idle,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolShare) Reset() {
+	*x = PoolShare{}
+	mi := &file_turnstone_v1_controller_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolShare) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolShare) ProtoMessage() {}
+
+func (x *PoolShare) ProtoReflect() protoreflect.Message {
+	mi := &file_turnstone_v1_controller_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolShare.ProtoReflect.Descriptor instead.
+func (*PoolShare) Descriptor() ([]byte, []int) {
+	return file_turnstone_v1_controller_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *PoolShare) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *PoolShare) GetTemplate() string {
+	if x != nil {
+		return x.Template
+	}
+	return ""
+}
+
+func (x *PoolShare) GetMachine() *Machine {
+	if x != nil {
+		return x.Machine
+	}
+	return nil
+}
+
+func (x *PoolShare) GetMin() uint32 {
+	if x != nil {
+		return x.Min
+	}
+	return 0
+}
+
+func (x *PoolShare) GetMax() uint32 {
+	if x != nil {
+		return x.Max
+	}
+	return 0
+}
+
+func (x *PoolShare) GetIdle() *durationpb.Duration {
+	if x != nil {
+		return x.Idle
+	}
+	return nil
+}
+
 var File_turnstone_v1_controller_proto protoreflect.FileDescriptor
 
 const file_turnstone_v1_controller_proto_rawDesc = "" +
 	"\n" +
-	"\x1dturnstone/v1/controller.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x17turnstone/v1/node.proto\"\x17\n" +
+	"\x1dturnstone/v1/controller.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x19turnstone/v1/common.proto\x1a\x17turnstone/v1/node.proto\"\x17\n" +
 	"\x15WatchAuthorityRequest\"X\n" +
 	"\x16WatchAuthorityResponse\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x12\n" +
@@ -380,8 +477,16 @@ const file_turnstone_v1_controller_proto_rawDesc = "" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\"\x80\x01\n" +
 	"\x13RegisterNodeRequest\x12.\n" +
 	"\x04node\x18\x01 \x01(\v2\x12.turnstone.v1.NodeB\x06\xbaH\x03\xc8\x01\x01R\x04node\x129\n" +
-	"\aaddress\x18\x02 \x01(\tB\x1f\xbaH\x1cr\x1a\x10\x01(\x80\x042\x13^[^\\x00-\\x1f\\x7f]+$R\aaddress\"\x16\n" +
-	"\x14RegisterNodeResponse2\xa8\x02\n" +
+	"\aaddress\x18\x02 \x01(\tB\x1f\xbaH\x1cr\x1a\x10\x01(\x80\x042\x13^[^\\x00-\\x1f\\x7f]+$R\aaddress\"E\n" +
+	"\x14RegisterNodeResponse\x12-\n" +
+	"\x05pools\x18\x01 \x03(\v2\x17.turnstone.v1.PoolShareR\x05pools\"\xc3\x01\n" +
+	"\tPoolShare\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1a\n" +
+	"\btemplate\x18\x02 \x01(\tR\btemplate\x12/\n" +
+	"\amachine\x18\x03 \x01(\v2\x15.turnstone.v1.MachineR\amachine\x12\x10\n" +
+	"\x03min\x18\x04 \x01(\rR\x03min\x12\x10\n" +
+	"\x03max\x18\x05 \x01(\rR\x03max\x12-\n" +
+	"\x04idle\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x04idle2\xa8\x02\n" +
 	"\x11ControllerService\x12]\n" +
 	"\x0eWatchAuthority\x12#.turnstone.v1.WatchAuthorityRequest\x1a$.turnstone.v1.WatchAuthorityResponse0\x01\x12]\n" +
 	"\rLocateChannel\x12\".turnstone.v1.LocateChannelRequest\x1a#.turnstone.v1.LocateChannelResponse\"\x03\x90\x02\x01\x12U\n" +
@@ -399,7 +504,7 @@ func file_turnstone_v1_controller_proto_rawDescGZIP() []byte {
 	return file_turnstone_v1_controller_proto_rawDescData
 }
 
-var file_turnstone_v1_controller_proto_msgTypes = make([]protoimpl.MessageInfo, 6)
+var file_turnstone_v1_controller_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
 var file_turnstone_v1_controller_proto_goTypes = []any{
 	(*WatchAuthorityRequest)(nil),  // 0: turnstone.v1.WatchAuthorityRequest
 	(*WatchAuthorityResponse)(nil), // 1: turnstone.v1.WatchAuthorityResponse
@@ -407,23 +512,29 @@ var file_turnstone_v1_controller_proto_goTypes = []any{
 	(*LocateChannelResponse)(nil),  // 3: turnstone.v1.LocateChannelResponse
 	(*RegisterNodeRequest)(nil),    // 4: turnstone.v1.RegisterNodeRequest
 	(*RegisterNodeResponse)(nil),   // 5: turnstone.v1.RegisterNodeResponse
-	(*Principal)(nil),              // 6: turnstone.v1.Principal
-	(*Node)(nil),                   // 7: turnstone.v1.Node
+	(*PoolShare)(nil),              // 6: turnstone.v1.PoolShare
+	(*Principal)(nil),              // 7: turnstone.v1.Principal
+	(*Node)(nil),                   // 8: turnstone.v1.Node
+	(*Machine)(nil),                // 9: turnstone.v1.Machine
+	(*durationpb.Duration)(nil),    // 10: google.protobuf.Duration
 }
 var file_turnstone_v1_controller_proto_depIdxs = []int32{
-	6, // 0: turnstone.v1.LocateChannelRequest.principal:type_name -> turnstone.v1.Principal
-	7, // 1: turnstone.v1.RegisterNodeRequest.node:type_name -> turnstone.v1.Node
-	0, // 2: turnstone.v1.ControllerService.WatchAuthority:input_type -> turnstone.v1.WatchAuthorityRequest
-	2, // 3: turnstone.v1.ControllerService.LocateChannel:input_type -> turnstone.v1.LocateChannelRequest
-	4, // 4: turnstone.v1.ControllerService.RegisterNode:input_type -> turnstone.v1.RegisterNodeRequest
-	1, // 5: turnstone.v1.ControllerService.WatchAuthority:output_type -> turnstone.v1.WatchAuthorityResponse
-	3, // 6: turnstone.v1.ControllerService.LocateChannel:output_type -> turnstone.v1.LocateChannelResponse
-	5, // 7: turnstone.v1.ControllerService.RegisterNode:output_type -> turnstone.v1.RegisterNodeResponse
-	5, // [5:8] is the sub-list for method output_type
-	2, // [2:5] is the sub-list for method input_type
-	2, // [2:2] is the sub-list for extension type_name
-	2, // [2:2] is the sub-list for extension extendee
-	0, // [0:2] is the sub-list for field type_name
+	7,  // 0: turnstone.v1.LocateChannelRequest.principal:type_name -> turnstone.v1.Principal
+	8,  // 1: turnstone.v1.RegisterNodeRequest.node:type_name -> turnstone.v1.Node
+	6,  // 2: turnstone.v1.RegisterNodeResponse.pools:type_name -> turnstone.v1.PoolShare
+	9,  // 3: turnstone.v1.PoolShare.machine:type_name -> turnstone.v1.Machine
+	10, // 4: turnstone.v1.PoolShare.idle:type_name -> google.protobuf.Duration
+	0,  // 5: turnstone.v1.ControllerService.WatchAuthority:input_type -> turnstone.v1.WatchAuthorityRequest
+	2,  // 6: turnstone.v1.ControllerService.LocateChannel:input_type -> turnstone.v1.LocateChannelRequest
+	4,  // 7: turnstone.v1.ControllerService.RegisterNode:input_type -> turnstone.v1.RegisterNodeRequest
+	1,  // 8: turnstone.v1.ControllerService.WatchAuthority:output_type -> turnstone.v1.WatchAuthorityResponse
+	3,  // 9: turnstone.v1.ControllerService.LocateChannel:output_type -> turnstone.v1.LocateChannelResponse
+	5,  // 10: turnstone.v1.ControllerService.RegisterNode:output_type -> turnstone.v1.RegisterNodeResponse
+	8,  // [8:11] is the sub-list for method output_type
+	5,  // [5:8] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_turnstone_v1_controller_proto_init() }
@@ -431,6 +542,7 @@ func file_turnstone_v1_controller_proto_init() {
 	if File_turnstone_v1_controller_proto != nil {
 		return
 	}
+	file_turnstone_v1_common_proto_init()
 	file_turnstone_v1_node_proto_init()
 	file_turnstone_v1_controller_proto_msgTypes[2].OneofWrappers = []any{
 		(*LocateChannelRequest_SandboxId)(nil),
@@ -442,7 +554,7 @@ func file_turnstone_v1_controller_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_turnstone_v1_controller_proto_rawDesc), len(file_turnstone_v1_controller_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   6,
+			NumMessages:   7,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -394,9 +394,15 @@ type Node struct {
 	// How many CPUs of machines share one of the computer; 0: one.
 	CpuShares uint32 `protobuf:"varint,8,opt,name=cpu_shares,json=cpuShares,proto3" json:"cpu_shares,omitempty"`
 	// The certificate of the node's key, as in Channel.
-	Certificate   []byte `protobuf:"bytes,9,opt,name=certificate,proto3" json:"certificate,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Certificate []byte `protobuf:"bytes,9,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	// The sandboxes that wait for a claim.
+	Warm []*WarmKind `protobuf:"bytes,10,rep,name=warm,proto3" json:"warm,omitempty"`
+	// Whether the node ends soon, and gets no new work.
+	Draining bool `protobuf:"varint,11,opt,name=draining,proto3" json:"draining,omitempty"`
+	// The memory that the computer can still give without swapping, as measured; 0: not measured.
+	AvailableMemory uint64 `protobuf:"varint,12,opt,name=available_memory,json=availableMemory,proto3" json:"available_memory,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Node) Reset() {
@@ -492,6 +498,96 @@ func (x *Node) GetCertificate() []byte {
 	return nil
 }
 
+func (x *Node) GetWarm() []*WarmKind {
+	if x != nil {
+		return x.Warm
+	}
+	return nil
+}
+
+func (x *Node) GetDraining() bool {
+	if x != nil {
+		return x.Draining
+	}
+	return false
+}
+
+func (x *Node) GetAvailableMemory() uint64 {
+	if x != nil {
+		return x.AvailableMemory
+	}
+	return 0
+}
+
+// WarmKind says how many sandboxes of a kind wait.
+type WarmKind struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Template      string                 `protobuf:"bytes,2,opt,name=template,proto3" json:"template,omitempty"`
+	Machine       *Machine               `protobuf:"bytes,3,opt,name=machine,proto3" json:"machine,omitempty"`
+	Ready         uint32                 `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WarmKind) Reset() {
+	*x = WarmKind{}
+	mi := &file_turnstone_v1_node_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WarmKind) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WarmKind) ProtoMessage() {}
+
+func (x *WarmKind) ProtoReflect() protoreflect.Message {
+	mi := &file_turnstone_v1_node_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WarmKind.ProtoReflect.Descriptor instead.
+func (*WarmKind) Descriptor() ([]byte, []int) {
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *WarmKind) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *WarmKind) GetTemplate() string {
+	if x != nil {
+		return x.Template
+	}
+	return ""
+}
+
+func (x *WarmKind) GetMachine() *Machine {
+	if x != nil {
+		return x.Machine
+	}
+	return nil
+}
+
+func (x *WarmKind) GetReady() uint32 {
+	if x != nil {
+		return x.Ready
+	}
+	return 0
+}
+
 type WatchNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -500,7 +596,7 @@ type WatchNodeRequest struct {
 
 func (x *WatchNodeRequest) Reset() {
 	*x = WatchNodeRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[5]
+	mi := &file_turnstone_v1_node_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -512,7 +608,7 @@ func (x *WatchNodeRequest) String() string {
 func (*WatchNodeRequest) ProtoMessage() {}
 
 func (x *WatchNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[5]
+	mi := &file_turnstone_v1_node_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -525,7 +621,7 @@ func (x *WatchNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchNodeRequest.ProtoReflect.Descriptor instead.
 func (*WatchNodeRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{5}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{6}
 }
 
 // WatchNodeResponse is one event.
@@ -547,7 +643,7 @@ type WatchNodeResponse struct {
 
 func (x *WatchNodeResponse) Reset() {
 	*x = WatchNodeResponse{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[6]
+	mi := &file_turnstone_v1_node_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -559,7 +655,7 @@ func (x *WatchNodeResponse) String() string {
 func (*WatchNodeResponse) ProtoMessage() {}
 
 func (x *WatchNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[6]
+	mi := &file_turnstone_v1_node_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -572,7 +668,7 @@ func (x *WatchNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchNodeResponse.ProtoReflect.Descriptor instead.
 func (*WatchNodeResponse) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{6}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *WatchNodeResponse) GetEvent() WatchEvent {
@@ -694,7 +790,7 @@ type OwnedSandbox struct {
 
 func (x *OwnedSandbox) Reset() {
 	*x = OwnedSandbox{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[7]
+	mi := &file_turnstone_v1_node_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -706,7 +802,7 @@ func (x *OwnedSandbox) String() string {
 func (*OwnedSandbox) ProtoMessage() {}
 
 func (x *OwnedSandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[7]
+	mi := &file_turnstone_v1_node_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -719,7 +815,7 @@ func (x *OwnedSandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnedSandbox.ProtoReflect.Descriptor instead.
 func (*OwnedSandbox) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{7}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *OwnedSandbox) GetTenant() string {
@@ -747,7 +843,7 @@ type OwnedTurn struct {
 
 func (x *OwnedTurn) Reset() {
 	*x = OwnedTurn{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[8]
+	mi := &file_turnstone_v1_node_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -759,7 +855,7 @@ func (x *OwnedTurn) String() string {
 func (*OwnedTurn) ProtoMessage() {}
 
 func (x *OwnedTurn) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[8]
+	mi := &file_turnstone_v1_node_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -772,7 +868,7 @@ func (x *OwnedTurn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnedTurn.ProtoReflect.Descriptor instead.
 func (*OwnedTurn) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{8}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *OwnedTurn) GetTenant() string {
@@ -800,7 +896,7 @@ type OwnedSession struct {
 
 func (x *OwnedSession) Reset() {
 	*x = OwnedSession{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[9]
+	mi := &file_turnstone_v1_node_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -812,7 +908,7 @@ func (x *OwnedSession) String() string {
 func (*OwnedSession) ProtoMessage() {}
 
 func (x *OwnedSession) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[9]
+	mi := &file_turnstone_v1_node_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -825,7 +921,7 @@ func (x *OwnedSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnedSession.ProtoReflect.Descriptor instead.
 func (*OwnedSession) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{9}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *OwnedSession) GetTenant() string {
@@ -853,7 +949,7 @@ type OwnedSnapshot struct {
 
 func (x *OwnedSnapshot) Reset() {
 	*x = OwnedSnapshot{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[10]
+	mi := &file_turnstone_v1_node_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -865,7 +961,7 @@ func (x *OwnedSnapshot) String() string {
 func (*OwnedSnapshot) ProtoMessage() {}
 
 func (x *OwnedSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[10]
+	mi := &file_turnstone_v1_node_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -878,7 +974,7 @@ func (x *OwnedSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnedSnapshot.ProtoReflect.Descriptor instead.
 func (*OwnedSnapshot) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{10}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *OwnedSnapshot) GetTenant() string {
@@ -909,7 +1005,7 @@ type NodeServiceCreateSandboxRequest struct {
 
 func (x *NodeServiceCreateSandboxRequest) Reset() {
 	*x = NodeServiceCreateSandboxRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[11]
+	mi := &file_turnstone_v1_node_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -921,7 +1017,7 @@ func (x *NodeServiceCreateSandboxRequest) String() string {
 func (*NodeServiceCreateSandboxRequest) ProtoMessage() {}
 
 func (x *NodeServiceCreateSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[11]
+	mi := &file_turnstone_v1_node_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -934,7 +1030,7 @@ func (x *NodeServiceCreateSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceCreateSandboxRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceCreateSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{11}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NodeServiceCreateSandboxRequest) GetPrincipal() *Principal {
@@ -983,7 +1079,7 @@ type NodeServiceConnectSandboxRequest struct {
 
 func (x *NodeServiceConnectSandboxRequest) Reset() {
 	*x = NodeServiceConnectSandboxRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[12]
+	mi := &file_turnstone_v1_node_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -995,7 +1091,7 @@ func (x *NodeServiceConnectSandboxRequest) String() string {
 func (*NodeServiceConnectSandboxRequest) ProtoMessage() {}
 
 func (x *NodeServiceConnectSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[12]
+	mi := &file_turnstone_v1_node_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1008,7 +1104,7 @@ func (x *NodeServiceConnectSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceConnectSandboxRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceConnectSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{12}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NodeServiceConnectSandboxRequest) GetPrincipal() *Principal {
@@ -1076,7 +1172,7 @@ type NodeServiceDeleteSandboxRequest struct {
 
 func (x *NodeServiceDeleteSandboxRequest) Reset() {
 	*x = NodeServiceDeleteSandboxRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[13]
+	mi := &file_turnstone_v1_node_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1088,7 +1184,7 @@ func (x *NodeServiceDeleteSandboxRequest) String() string {
 func (*NodeServiceDeleteSandboxRequest) ProtoMessage() {}
 
 func (x *NodeServiceDeleteSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[13]
+	mi := &file_turnstone_v1_node_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1101,7 +1197,7 @@ func (x *NodeServiceDeleteSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceDeleteSandboxRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceDeleteSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{13}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NodeServiceDeleteSandboxRequest) GetPrincipal() *Principal {
@@ -1128,7 +1224,7 @@ type NodeServicePauseSandboxRequest struct {
 
 func (x *NodeServicePauseSandboxRequest) Reset() {
 	*x = NodeServicePauseSandboxRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[14]
+	mi := &file_turnstone_v1_node_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1140,7 +1236,7 @@ func (x *NodeServicePauseSandboxRequest) String() string {
 func (*NodeServicePauseSandboxRequest) ProtoMessage() {}
 
 func (x *NodeServicePauseSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[14]
+	mi := &file_turnstone_v1_node_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1153,7 +1249,7 @@ func (x *NodeServicePauseSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServicePauseSandboxRequest.ProtoReflect.Descriptor instead.
 func (*NodeServicePauseSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{14}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NodeServicePauseSandboxRequest) GetPrincipal() *Principal {
@@ -1180,7 +1276,7 @@ type NodeServiceResumeSandboxRequest struct {
 
 func (x *NodeServiceResumeSandboxRequest) Reset() {
 	*x = NodeServiceResumeSandboxRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[15]
+	mi := &file_turnstone_v1_node_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1192,7 +1288,7 @@ func (x *NodeServiceResumeSandboxRequest) String() string {
 func (*NodeServiceResumeSandboxRequest) ProtoMessage() {}
 
 func (x *NodeServiceResumeSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[15]
+	mi := &file_turnstone_v1_node_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1205,7 +1301,7 @@ func (x *NodeServiceResumeSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceResumeSandboxRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceResumeSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{15}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *NodeServiceResumeSandboxRequest) GetPrincipal() *Principal {
@@ -1234,7 +1330,7 @@ type NodeServiceForkSandboxRequest struct {
 
 func (x *NodeServiceForkSandboxRequest) Reset() {
 	*x = NodeServiceForkSandboxRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[16]
+	mi := &file_turnstone_v1_node_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1246,7 +1342,7 @@ func (x *NodeServiceForkSandboxRequest) String() string {
 func (*NodeServiceForkSandboxRequest) ProtoMessage() {}
 
 func (x *NodeServiceForkSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[16]
+	mi := &file_turnstone_v1_node_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1259,7 +1355,7 @@ func (x *NodeServiceForkSandboxRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceForkSandboxRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceForkSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{16}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *NodeServiceForkSandboxRequest) GetPrincipal() *Principal {
@@ -1295,7 +1391,7 @@ type NodeServiceSnapshotSandboxRequest struct {
 
 func (x *NodeServiceSnapshotSandboxRequest) Reset() {
 	*x = NodeServiceSnapshotSandboxRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[17]
+	mi := &file_turnstone_v1_node_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1307,7 +1403,7 @@ func (x *NodeServiceSnapshotSandboxRequest) String() string {
 func (*NodeServiceSnapshotSandboxRequest) ProtoMessage() {}
 
 func (x *NodeServiceSnapshotSandboxRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[17]
+	mi := &file_turnstone_v1_node_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1320,7 +1416,7 @@ func (x *NodeServiceSnapshotSandboxRequest) ProtoReflect() protoreflect.Message 
 
 // Deprecated: Use NodeServiceSnapshotSandboxRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceSnapshotSandboxRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{17}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *NodeServiceSnapshotSandboxRequest) GetPrincipal() *Principal {
@@ -1354,7 +1450,7 @@ type NodeServiceDeleteSnapshotRequest struct {
 
 func (x *NodeServiceDeleteSnapshotRequest) Reset() {
 	*x = NodeServiceDeleteSnapshotRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[18]
+	mi := &file_turnstone_v1_node_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1366,7 +1462,7 @@ func (x *NodeServiceDeleteSnapshotRequest) String() string {
 func (*NodeServiceDeleteSnapshotRequest) ProtoMessage() {}
 
 func (x *NodeServiceDeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[18]
+	mi := &file_turnstone_v1_node_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1379,7 +1475,7 @@ func (x *NodeServiceDeleteSnapshotRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceDeleteSnapshotRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceDeleteSnapshotRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{18}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *NodeServiceDeleteSnapshotRequest) GetPrincipal() *Principal {
@@ -1406,7 +1502,7 @@ type NodeServiceSetSandboxTimeoutRequest struct {
 
 func (x *NodeServiceSetSandboxTimeoutRequest) Reset() {
 	*x = NodeServiceSetSandboxTimeoutRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[19]
+	mi := &file_turnstone_v1_node_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1418,7 +1514,7 @@ func (x *NodeServiceSetSandboxTimeoutRequest) String() string {
 func (*NodeServiceSetSandboxTimeoutRequest) ProtoMessage() {}
 
 func (x *NodeServiceSetSandboxTimeoutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[19]
+	mi := &file_turnstone_v1_node_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1431,7 +1527,7 @@ func (x *NodeServiceSetSandboxTimeoutRequest) ProtoReflect() protoreflect.Messag
 
 // Deprecated: Use NodeServiceSetSandboxTimeoutRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceSetSandboxTimeoutRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{19}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *NodeServiceSetSandboxTimeoutRequest) GetPrincipal() *Principal {
@@ -1458,7 +1554,7 @@ type NodeServiceExposePortRequest struct {
 
 func (x *NodeServiceExposePortRequest) Reset() {
 	*x = NodeServiceExposePortRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[20]
+	mi := &file_turnstone_v1_node_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1470,7 +1566,7 @@ func (x *NodeServiceExposePortRequest) String() string {
 func (*NodeServiceExposePortRequest) ProtoMessage() {}
 
 func (x *NodeServiceExposePortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[20]
+	mi := &file_turnstone_v1_node_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1483,7 +1579,7 @@ func (x *NodeServiceExposePortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceExposePortRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceExposePortRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{20}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *NodeServiceExposePortRequest) GetPrincipal() *Principal {
@@ -1514,7 +1610,7 @@ type NodeServiceReserveTurnRequest struct {
 
 func (x *NodeServiceReserveTurnRequest) Reset() {
 	*x = NodeServiceReserveTurnRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[21]
+	mi := &file_turnstone_v1_node_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1526,7 +1622,7 @@ func (x *NodeServiceReserveTurnRequest) String() string {
 func (*NodeServiceReserveTurnRequest) ProtoMessage() {}
 
 func (x *NodeServiceReserveTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[21]
+	mi := &file_turnstone_v1_node_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1539,7 +1635,7 @@ func (x *NodeServiceReserveTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceReserveTurnRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceReserveTurnRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{21}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *NodeServiceReserveTurnRequest) GetPrincipal() *Principal {
@@ -1582,7 +1678,7 @@ type NodeServiceConnectTurnRequest struct {
 
 func (x *NodeServiceConnectTurnRequest) Reset() {
 	*x = NodeServiceConnectTurnRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[22]
+	mi := &file_turnstone_v1_node_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1594,7 +1690,7 @@ func (x *NodeServiceConnectTurnRequest) String() string {
 func (*NodeServiceConnectTurnRequest) ProtoMessage() {}
 
 func (x *NodeServiceConnectTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[22]
+	mi := &file_turnstone_v1_node_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1607,7 +1703,7 @@ func (x *NodeServiceConnectTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceConnectTurnRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceConnectTurnRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{22}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *NodeServiceConnectTurnRequest) GetPrincipal() *Principal {
@@ -1641,7 +1737,7 @@ type NodeServiceCancelTurnRequest struct {
 
 func (x *NodeServiceCancelTurnRequest) Reset() {
 	*x = NodeServiceCancelTurnRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[23]
+	mi := &file_turnstone_v1_node_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1653,7 +1749,7 @@ func (x *NodeServiceCancelTurnRequest) String() string {
 func (*NodeServiceCancelTurnRequest) ProtoMessage() {}
 
 func (x *NodeServiceCancelTurnRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[23]
+	mi := &file_turnstone_v1_node_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1666,7 +1762,7 @@ func (x *NodeServiceCancelTurnRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceCancelTurnRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceCancelTurnRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{23}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *NodeServiceCancelTurnRequest) GetPrincipal() *Principal {
@@ -1695,7 +1791,7 @@ type NodeServiceCreateSessionRequest struct {
 
 func (x *NodeServiceCreateSessionRequest) Reset() {
 	*x = NodeServiceCreateSessionRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[24]
+	mi := &file_turnstone_v1_node_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1707,7 +1803,7 @@ func (x *NodeServiceCreateSessionRequest) String() string {
 func (*NodeServiceCreateSessionRequest) ProtoMessage() {}
 
 func (x *NodeServiceCreateSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[24]
+	mi := &file_turnstone_v1_node_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1720,7 +1816,7 @@ func (x *NodeServiceCreateSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceCreateSessionRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceCreateSessionRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{24}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *NodeServiceCreateSessionRequest) GetPrincipal() *Principal {
@@ -1758,7 +1854,7 @@ type NodeServiceConnectSessionRequest struct {
 
 func (x *NodeServiceConnectSessionRequest) Reset() {
 	*x = NodeServiceConnectSessionRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[25]
+	mi := &file_turnstone_v1_node_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1770,7 +1866,7 @@ func (x *NodeServiceConnectSessionRequest) String() string {
 func (*NodeServiceConnectSessionRequest) ProtoMessage() {}
 
 func (x *NodeServiceConnectSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[25]
+	mi := &file_turnstone_v1_node_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1783,7 +1879,7 @@ func (x *NodeServiceConnectSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceConnectSessionRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceConnectSessionRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{25}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *NodeServiceConnectSessionRequest) GetPrincipal() *Principal {
@@ -1824,7 +1920,7 @@ type NodeServiceConnectNodeRequest struct {
 
 func (x *NodeServiceConnectNodeRequest) Reset() {
 	*x = NodeServiceConnectNodeRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[26]
+	mi := &file_turnstone_v1_node_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1836,7 +1932,7 @@ func (x *NodeServiceConnectNodeRequest) String() string {
 func (*NodeServiceConnectNodeRequest) ProtoMessage() {}
 
 func (x *NodeServiceConnectNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[26]
+	mi := &file_turnstone_v1_node_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1849,7 +1945,7 @@ func (x *NodeServiceConnectNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceConnectNodeRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceConnectNodeRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{26}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *NodeServiceConnectNodeRequest) GetPrincipal() *Principal {
@@ -1878,7 +1974,7 @@ type NodeServiceRenameSessionRequest struct {
 
 func (x *NodeServiceRenameSessionRequest) Reset() {
 	*x = NodeServiceRenameSessionRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[27]
+	mi := &file_turnstone_v1_node_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1890,7 +1986,7 @@ func (x *NodeServiceRenameSessionRequest) String() string {
 func (*NodeServiceRenameSessionRequest) ProtoMessage() {}
 
 func (x *NodeServiceRenameSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[27]
+	mi := &file_turnstone_v1_node_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1903,7 +1999,7 @@ func (x *NodeServiceRenameSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceRenameSessionRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceRenameSessionRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{27}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *NodeServiceRenameSessionRequest) GetPrincipal() *Principal {
@@ -1939,7 +2035,7 @@ type NodeServiceDeleteSessionRequest struct {
 
 func (x *NodeServiceDeleteSessionRequest) Reset() {
 	*x = NodeServiceDeleteSessionRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[28]
+	mi := &file_turnstone_v1_node_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1951,7 +2047,7 @@ func (x *NodeServiceDeleteSessionRequest) String() string {
 func (*NodeServiceDeleteSessionRequest) ProtoMessage() {}
 
 func (x *NodeServiceDeleteSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[28]
+	mi := &file_turnstone_v1_node_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1964,7 +2060,7 @@ func (x *NodeServiceDeleteSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceDeleteSessionRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceDeleteSessionRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{28}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *NodeServiceDeleteSessionRequest) GetPrincipal() *Principal {
@@ -1998,7 +2094,7 @@ type NodeServiceBuildTemplateRequest struct {
 
 func (x *NodeServiceBuildTemplateRequest) Reset() {
 	*x = NodeServiceBuildTemplateRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[29]
+	mi := &file_turnstone_v1_node_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2010,7 +2106,7 @@ func (x *NodeServiceBuildTemplateRequest) String() string {
 func (*NodeServiceBuildTemplateRequest) ProtoMessage() {}
 
 func (x *NodeServiceBuildTemplateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[29]
+	mi := &file_turnstone_v1_node_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2023,7 +2119,7 @@ func (x *NodeServiceBuildTemplateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceBuildTemplateRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceBuildTemplateRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{29}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *NodeServiceBuildTemplateRequest) GetPrincipal() *Principal {
@@ -2050,7 +2146,7 @@ type NodeServiceDeleteTemplateRequest struct {
 
 func (x *NodeServiceDeleteTemplateRequest) Reset() {
 	*x = NodeServiceDeleteTemplateRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[30]
+	mi := &file_turnstone_v1_node_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2062,7 +2158,7 @@ func (x *NodeServiceDeleteTemplateRequest) String() string {
 func (*NodeServiceDeleteTemplateRequest) ProtoMessage() {}
 
 func (x *NodeServiceDeleteTemplateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[30]
+	mi := &file_turnstone_v1_node_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2075,7 +2171,7 @@ func (x *NodeServiceDeleteTemplateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeServiceDeleteTemplateRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceDeleteTemplateRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{30}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *NodeServiceDeleteTemplateRequest) GetPrincipal() *Principal {
@@ -2102,7 +2198,7 @@ type NodeServiceConnectTemplatesRequest struct {
 
 func (x *NodeServiceConnectTemplatesRequest) Reset() {
 	*x = NodeServiceConnectTemplatesRequest{}
-	mi := &file_turnstone_v1_node_proto_msgTypes[31]
+	mi := &file_turnstone_v1_node_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2114,7 +2210,7 @@ func (x *NodeServiceConnectTemplatesRequest) String() string {
 func (*NodeServiceConnectTemplatesRequest) ProtoMessage() {}
 
 func (x *NodeServiceConnectTemplatesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_node_proto_msgTypes[31]
+	mi := &file_turnstone_v1_node_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2127,7 +2223,7 @@ func (x *NodeServiceConnectTemplatesRequest) ProtoReflect() protoreflect.Message
 
 // Deprecated: Use NodeServiceConnectTemplatesRequest.ProtoReflect.Descriptor instead.
 func (*NodeServiceConnectTemplatesRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{31}
+	return file_turnstone_v1_node_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *NodeServiceConnectTemplatesRequest) GetPrincipal() *Principal {
@@ -2178,7 +2274,7 @@ const file_turnstone_v1_node_proto_rawDesc = "" +
 	" \x01(\x04R\x04made\x12\x16\n" +
 	"\x06failed\x18\v \x01(\x04R\x06failed\x12\x12\n" +
 	"\x04died\x18\f \x01(\x04R\x04died\x12\x18\n" +
-	"\aevicted\x18\r \x01(\x04R\aevicted\"\xe7\x03\n" +
+	"\aevicted\x18\r \x01(\x04R\aevicted\"\xe4\x04\n" +
 	"\x04Node\x12<\n" +
 	"\x04name\x18\x01 \x01(\tB(\xbaH%r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\x04name\x128\n" +
 	"\x03key\x18\x02 \x01(\tB&\xbaH#r!2\x1f^ssh-ed25519 [A-Za-z0-9+/]{68}$R\x03key\x121\n" +
@@ -2191,7 +2287,16 @@ const file_turnstone_v1_node_proto_rawDesc = "" +
 	"\astarted\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12'\n" +
 	"\n" +
 	"cpu_shares\x18\b \x01(\rB\b\xbaH\x05*\x03\x18\x80\bR\tcpuShares\x12+\n" +
-	"\vcertificate\x18\t \x01(\fB\t\xbaH\x06z\x04\x18\x80\x80\x01R\vcertificate\"\x12\n" +
+	"\vcertificate\x18\t \x01(\fB\t\xbaH\x06z\x04\x18\x80\x80\x01R\vcertificate\x124\n" +
+	"\x04warm\x18\n" +
+	" \x03(\v2\x16.turnstone.v1.WarmKindB\b\xbaH\x05\x92\x01\x02\x10dR\x04warm\x12\x1a\n" +
+	"\bdraining\x18\v \x01(\bR\bdraining\x12)\n" +
+	"\x10available_memory\x18\f \x01(\x04R\x0favailableMemory\"\x99\x01\n" +
+	"\bWarmKind\x12 \n" +
+	"\x06tenant\x18\x01 \x01(\tB\b\xbaH\x05r\x03(\x80\x01R\x06tenant\x12$\n" +
+	"\btemplate\x18\x02 \x01(\tB\b\xbaH\x05r\x03(\x80\x04R\btemplate\x12/\n" +
+	"\amachine\x18\x03 \x01(\v2\x15.turnstone.v1.MachineR\amachine\x12\x14\n" +
+	"\x05ready\x18\x04 \x01(\rR\x05ready\"\x12\n" +
 	"\x10WatchNodeRequest\"\x87\x03\n" +
 	"\x11WatchNodeResponse\x12.\n" +
 	"\x05event\x18\x01 \x01(\x0e2\x18.turnstone.v1.WatchEventR\x05event\x12(\n" +
@@ -2341,207 +2446,210 @@ func file_turnstone_v1_node_proto_rawDescGZIP() []byte {
 	return file_turnstone_v1_node_proto_rawDescData
 }
 
-var file_turnstone_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_turnstone_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 33)
 var file_turnstone_v1_node_proto_goTypes = []any{
 	(*Principal)(nil),                           // 0: turnstone.v1.Principal
 	(*GetNodeRequest)(nil),                      // 1: turnstone.v1.GetNodeRequest
 	(*GetNodeResponse)(nil),                     // 2: turnstone.v1.GetNodeResponse
 	(*WarmSandboxes)(nil),                       // 3: turnstone.v1.WarmSandboxes
 	(*Node)(nil),                                // 4: turnstone.v1.Node
-	(*WatchNodeRequest)(nil),                    // 5: turnstone.v1.WatchNodeRequest
-	(*WatchNodeResponse)(nil),                   // 6: turnstone.v1.WatchNodeResponse
-	(*OwnedSandbox)(nil),                        // 7: turnstone.v1.OwnedSandbox
-	(*OwnedTurn)(nil),                           // 8: turnstone.v1.OwnedTurn
-	(*OwnedSession)(nil),                        // 9: turnstone.v1.OwnedSession
-	(*OwnedSnapshot)(nil),                       // 10: turnstone.v1.OwnedSnapshot
-	(*NodeServiceCreateSandboxRequest)(nil),     // 11: turnstone.v1.NodeServiceCreateSandboxRequest
-	(*NodeServiceConnectSandboxRequest)(nil),    // 12: turnstone.v1.NodeServiceConnectSandboxRequest
-	(*NodeServiceDeleteSandboxRequest)(nil),     // 13: turnstone.v1.NodeServiceDeleteSandboxRequest
-	(*NodeServicePauseSandboxRequest)(nil),      // 14: turnstone.v1.NodeServicePauseSandboxRequest
-	(*NodeServiceResumeSandboxRequest)(nil),     // 15: turnstone.v1.NodeServiceResumeSandboxRequest
-	(*NodeServiceForkSandboxRequest)(nil),       // 16: turnstone.v1.NodeServiceForkSandboxRequest
-	(*NodeServiceSnapshotSandboxRequest)(nil),   // 17: turnstone.v1.NodeServiceSnapshotSandboxRequest
-	(*NodeServiceDeleteSnapshotRequest)(nil),    // 18: turnstone.v1.NodeServiceDeleteSnapshotRequest
-	(*NodeServiceSetSandboxTimeoutRequest)(nil), // 19: turnstone.v1.NodeServiceSetSandboxTimeoutRequest
-	(*NodeServiceExposePortRequest)(nil),        // 20: turnstone.v1.NodeServiceExposePortRequest
-	(*NodeServiceReserveTurnRequest)(nil),       // 21: turnstone.v1.NodeServiceReserveTurnRequest
-	(*NodeServiceConnectTurnRequest)(nil),       // 22: turnstone.v1.NodeServiceConnectTurnRequest
-	(*NodeServiceCancelTurnRequest)(nil),        // 23: turnstone.v1.NodeServiceCancelTurnRequest
-	(*NodeServiceCreateSessionRequest)(nil),     // 24: turnstone.v1.NodeServiceCreateSessionRequest
-	(*NodeServiceConnectSessionRequest)(nil),    // 25: turnstone.v1.NodeServiceConnectSessionRequest
-	(*NodeServiceConnectNodeRequest)(nil),       // 26: turnstone.v1.NodeServiceConnectNodeRequest
-	(*NodeServiceRenameSessionRequest)(nil),     // 27: turnstone.v1.NodeServiceRenameSessionRequest
-	(*NodeServiceDeleteSessionRequest)(nil),     // 28: turnstone.v1.NodeServiceDeleteSessionRequest
-	(*NodeServiceBuildTemplateRequest)(nil),     // 29: turnstone.v1.NodeServiceBuildTemplateRequest
-	(*NodeServiceDeleteTemplateRequest)(nil),    // 30: turnstone.v1.NodeServiceDeleteTemplateRequest
-	(*NodeServiceConnectTemplatesRequest)(nil),  // 31: turnstone.v1.NodeServiceConnectTemplatesRequest
-	(*timestamppb.Timestamp)(nil),               // 32: google.protobuf.Timestamp
-	(*Machine)(nil),                             // 33: turnstone.v1.Machine
-	(WatchEvent)(0),                             // 34: turnstone.v1.WatchEvent
-	(*Template)(nil),                            // 35: turnstone.v1.Template
-	(*Sandbox)(nil),                             // 36: turnstone.v1.Sandbox
-	(*Turn)(nil),                                // 37: turnstone.v1.Turn
-	(*Session)(nil),                             // 38: turnstone.v1.Session
-	(*Snapshot)(nil),                            // 39: turnstone.v1.Snapshot
-	(*CreateSandboxRequest)(nil),                // 40: turnstone.v1.CreateSandboxRequest
-	(*ConnectSandboxRequest)(nil),               // 41: turnstone.v1.ConnectSandboxRequest
-	(*ForkSandboxRequest)(nil),                  // 42: turnstone.v1.ForkSandboxRequest
-	(*DeleteSandboxRequest)(nil),                // 43: turnstone.v1.DeleteSandboxRequest
-	(*PauseSandboxRequest)(nil),                 // 44: turnstone.v1.PauseSandboxRequest
-	(*ResumeSandboxRequest)(nil),                // 45: turnstone.v1.ResumeSandboxRequest
-	(*SnapshotSandboxRequest)(nil),              // 46: turnstone.v1.SnapshotSandboxRequest
-	(*DeleteSnapshotRequest)(nil),               // 47: turnstone.v1.DeleteSnapshotRequest
-	(*SetSandboxTimeoutRequest)(nil),            // 48: turnstone.v1.SetSandboxTimeoutRequest
-	(*ExposePortRequest)(nil),                   // 49: turnstone.v1.ExposePortRequest
-	(*StartTurnRequest)(nil),                    // 50: turnstone.v1.StartTurnRequest
-	(*ConnectTurnRequest)(nil),                  // 51: turnstone.v1.ConnectTurnRequest
-	(*CancelTurnRequest)(nil),                   // 52: turnstone.v1.CancelTurnRequest
-	(*CreateSessionRequest)(nil),                // 53: turnstone.v1.CreateSessionRequest
-	(*ConnectSessionRequest)(nil),               // 54: turnstone.v1.ConnectSessionRequest
-	(*ConnectNodeRequest)(nil),                  // 55: turnstone.v1.ConnectNodeRequest
-	(*RenameSessionRequest)(nil),                // 56: turnstone.v1.RenameSessionRequest
-	(*DeleteSessionRequest)(nil),                // 57: turnstone.v1.DeleteSessionRequest
-	(*BuildTemplateRequest)(nil),                // 58: turnstone.v1.BuildTemplateRequest
-	(*DeleteTemplateRequest)(nil),               // 59: turnstone.v1.DeleteTemplateRequest
-	(*ConnectTemplatesRequest)(nil),             // 60: turnstone.v1.ConnectTemplatesRequest
-	(*CreateSandboxResponse)(nil),               // 61: turnstone.v1.CreateSandboxResponse
-	(*ConnectSandboxResponse)(nil),              // 62: turnstone.v1.ConnectSandboxResponse
-	(*DeleteSandboxResponse)(nil),               // 63: turnstone.v1.DeleteSandboxResponse
-	(*PauseSandboxResponse)(nil),                // 64: turnstone.v1.PauseSandboxResponse
-	(*ResumeSandboxResponse)(nil),               // 65: turnstone.v1.ResumeSandboxResponse
-	(*ForkSandboxResponse)(nil),                 // 66: turnstone.v1.ForkSandboxResponse
-	(*SnapshotSandboxResponse)(nil),             // 67: turnstone.v1.SnapshotSandboxResponse
-	(*DeleteSnapshotResponse)(nil),              // 68: turnstone.v1.DeleteSnapshotResponse
-	(*SetSandboxTimeoutResponse)(nil),           // 69: turnstone.v1.SetSandboxTimeoutResponse
-	(*ExposePortResponse)(nil),                  // 70: turnstone.v1.ExposePortResponse
-	(*StartTurnResponse)(nil),                   // 71: turnstone.v1.StartTurnResponse
-	(*ConnectTurnResponse)(nil),                 // 72: turnstone.v1.ConnectTurnResponse
-	(*CancelTurnResponse)(nil),                  // 73: turnstone.v1.CancelTurnResponse
-	(*CreateSessionResponse)(nil),               // 74: turnstone.v1.CreateSessionResponse
-	(*ConnectSessionResponse)(nil),              // 75: turnstone.v1.ConnectSessionResponse
-	(*ConnectNodeResponse)(nil),                 // 76: turnstone.v1.ConnectNodeResponse
-	(*RenameSessionResponse)(nil),               // 77: turnstone.v1.RenameSessionResponse
-	(*DeleteSessionResponse)(nil),               // 78: turnstone.v1.DeleteSessionResponse
-	(*BuildTemplateResponse)(nil),               // 79: turnstone.v1.BuildTemplateResponse
-	(*DeleteTemplateResponse)(nil),              // 80: turnstone.v1.DeleteTemplateResponse
-	(*ConnectTemplatesResponse)(nil),            // 81: turnstone.v1.ConnectTemplatesResponse
+	(*WarmKind)(nil),                            // 5: turnstone.v1.WarmKind
+	(*WatchNodeRequest)(nil),                    // 6: turnstone.v1.WatchNodeRequest
+	(*WatchNodeResponse)(nil),                   // 7: turnstone.v1.WatchNodeResponse
+	(*OwnedSandbox)(nil),                        // 8: turnstone.v1.OwnedSandbox
+	(*OwnedTurn)(nil),                           // 9: turnstone.v1.OwnedTurn
+	(*OwnedSession)(nil),                        // 10: turnstone.v1.OwnedSession
+	(*OwnedSnapshot)(nil),                       // 11: turnstone.v1.OwnedSnapshot
+	(*NodeServiceCreateSandboxRequest)(nil),     // 12: turnstone.v1.NodeServiceCreateSandboxRequest
+	(*NodeServiceConnectSandboxRequest)(nil),    // 13: turnstone.v1.NodeServiceConnectSandboxRequest
+	(*NodeServiceDeleteSandboxRequest)(nil),     // 14: turnstone.v1.NodeServiceDeleteSandboxRequest
+	(*NodeServicePauseSandboxRequest)(nil),      // 15: turnstone.v1.NodeServicePauseSandboxRequest
+	(*NodeServiceResumeSandboxRequest)(nil),     // 16: turnstone.v1.NodeServiceResumeSandboxRequest
+	(*NodeServiceForkSandboxRequest)(nil),       // 17: turnstone.v1.NodeServiceForkSandboxRequest
+	(*NodeServiceSnapshotSandboxRequest)(nil),   // 18: turnstone.v1.NodeServiceSnapshotSandboxRequest
+	(*NodeServiceDeleteSnapshotRequest)(nil),    // 19: turnstone.v1.NodeServiceDeleteSnapshotRequest
+	(*NodeServiceSetSandboxTimeoutRequest)(nil), // 20: turnstone.v1.NodeServiceSetSandboxTimeoutRequest
+	(*NodeServiceExposePortRequest)(nil),        // 21: turnstone.v1.NodeServiceExposePortRequest
+	(*NodeServiceReserveTurnRequest)(nil),       // 22: turnstone.v1.NodeServiceReserveTurnRequest
+	(*NodeServiceConnectTurnRequest)(nil),       // 23: turnstone.v1.NodeServiceConnectTurnRequest
+	(*NodeServiceCancelTurnRequest)(nil),        // 24: turnstone.v1.NodeServiceCancelTurnRequest
+	(*NodeServiceCreateSessionRequest)(nil),     // 25: turnstone.v1.NodeServiceCreateSessionRequest
+	(*NodeServiceConnectSessionRequest)(nil),    // 26: turnstone.v1.NodeServiceConnectSessionRequest
+	(*NodeServiceConnectNodeRequest)(nil),       // 27: turnstone.v1.NodeServiceConnectNodeRequest
+	(*NodeServiceRenameSessionRequest)(nil),     // 28: turnstone.v1.NodeServiceRenameSessionRequest
+	(*NodeServiceDeleteSessionRequest)(nil),     // 29: turnstone.v1.NodeServiceDeleteSessionRequest
+	(*NodeServiceBuildTemplateRequest)(nil),     // 30: turnstone.v1.NodeServiceBuildTemplateRequest
+	(*NodeServiceDeleteTemplateRequest)(nil),    // 31: turnstone.v1.NodeServiceDeleteTemplateRequest
+	(*NodeServiceConnectTemplatesRequest)(nil),  // 32: turnstone.v1.NodeServiceConnectTemplatesRequest
+	(*timestamppb.Timestamp)(nil),               // 33: google.protobuf.Timestamp
+	(*Machine)(nil),                             // 34: turnstone.v1.Machine
+	(WatchEvent)(0),                             // 35: turnstone.v1.WatchEvent
+	(*Template)(nil),                            // 36: turnstone.v1.Template
+	(*Sandbox)(nil),                             // 37: turnstone.v1.Sandbox
+	(*Turn)(nil),                                // 38: turnstone.v1.Turn
+	(*Session)(nil),                             // 39: turnstone.v1.Session
+	(*Snapshot)(nil),                            // 40: turnstone.v1.Snapshot
+	(*CreateSandboxRequest)(nil),                // 41: turnstone.v1.CreateSandboxRequest
+	(*ConnectSandboxRequest)(nil),               // 42: turnstone.v1.ConnectSandboxRequest
+	(*ForkSandboxRequest)(nil),                  // 43: turnstone.v1.ForkSandboxRequest
+	(*DeleteSandboxRequest)(nil),                // 44: turnstone.v1.DeleteSandboxRequest
+	(*PauseSandboxRequest)(nil),                 // 45: turnstone.v1.PauseSandboxRequest
+	(*ResumeSandboxRequest)(nil),                // 46: turnstone.v1.ResumeSandboxRequest
+	(*SnapshotSandboxRequest)(nil),              // 47: turnstone.v1.SnapshotSandboxRequest
+	(*DeleteSnapshotRequest)(nil),               // 48: turnstone.v1.DeleteSnapshotRequest
+	(*SetSandboxTimeoutRequest)(nil),            // 49: turnstone.v1.SetSandboxTimeoutRequest
+	(*ExposePortRequest)(nil),                   // 50: turnstone.v1.ExposePortRequest
+	(*StartTurnRequest)(nil),                    // 51: turnstone.v1.StartTurnRequest
+	(*ConnectTurnRequest)(nil),                  // 52: turnstone.v1.ConnectTurnRequest
+	(*CancelTurnRequest)(nil),                   // 53: turnstone.v1.CancelTurnRequest
+	(*CreateSessionRequest)(nil),                // 54: turnstone.v1.CreateSessionRequest
+	(*ConnectSessionRequest)(nil),               // 55: turnstone.v1.ConnectSessionRequest
+	(*ConnectNodeRequest)(nil),                  // 56: turnstone.v1.ConnectNodeRequest
+	(*RenameSessionRequest)(nil),                // 57: turnstone.v1.RenameSessionRequest
+	(*DeleteSessionRequest)(nil),                // 58: turnstone.v1.DeleteSessionRequest
+	(*BuildTemplateRequest)(nil),                // 59: turnstone.v1.BuildTemplateRequest
+	(*DeleteTemplateRequest)(nil),               // 60: turnstone.v1.DeleteTemplateRequest
+	(*ConnectTemplatesRequest)(nil),             // 61: turnstone.v1.ConnectTemplatesRequest
+	(*CreateSandboxResponse)(nil),               // 62: turnstone.v1.CreateSandboxResponse
+	(*ConnectSandboxResponse)(nil),              // 63: turnstone.v1.ConnectSandboxResponse
+	(*DeleteSandboxResponse)(nil),               // 64: turnstone.v1.DeleteSandboxResponse
+	(*PauseSandboxResponse)(nil),                // 65: turnstone.v1.PauseSandboxResponse
+	(*ResumeSandboxResponse)(nil),               // 66: turnstone.v1.ResumeSandboxResponse
+	(*ForkSandboxResponse)(nil),                 // 67: turnstone.v1.ForkSandboxResponse
+	(*SnapshotSandboxResponse)(nil),             // 68: turnstone.v1.SnapshotSandboxResponse
+	(*DeleteSnapshotResponse)(nil),              // 69: turnstone.v1.DeleteSnapshotResponse
+	(*SetSandboxTimeoutResponse)(nil),           // 70: turnstone.v1.SetSandboxTimeoutResponse
+	(*ExposePortResponse)(nil),                  // 71: turnstone.v1.ExposePortResponse
+	(*StartTurnResponse)(nil),                   // 72: turnstone.v1.StartTurnResponse
+	(*ConnectTurnResponse)(nil),                 // 73: turnstone.v1.ConnectTurnResponse
+	(*CancelTurnResponse)(nil),                  // 74: turnstone.v1.CancelTurnResponse
+	(*CreateSessionResponse)(nil),               // 75: turnstone.v1.CreateSessionResponse
+	(*ConnectSessionResponse)(nil),              // 76: turnstone.v1.ConnectSessionResponse
+	(*ConnectNodeResponse)(nil),                 // 77: turnstone.v1.ConnectNodeResponse
+	(*RenameSessionResponse)(nil),               // 78: turnstone.v1.RenameSessionResponse
+	(*DeleteSessionResponse)(nil),               // 79: turnstone.v1.DeleteSessionResponse
+	(*BuildTemplateResponse)(nil),               // 80: turnstone.v1.BuildTemplateResponse
+	(*DeleteTemplateResponse)(nil),              // 81: turnstone.v1.DeleteTemplateResponse
+	(*ConnectTemplatesResponse)(nil),            // 82: turnstone.v1.ConnectTemplatesResponse
 }
 var file_turnstone_v1_node_proto_depIdxs = []int32{
-	32, // 0: turnstone.v1.Principal.expires:type_name -> google.protobuf.Timestamp
+	33, // 0: turnstone.v1.Principal.expires:type_name -> google.protobuf.Timestamp
 	4,  // 1: turnstone.v1.GetNodeResponse.node:type_name -> turnstone.v1.Node
 	3,  // 2: turnstone.v1.GetNodeResponse.warm:type_name -> turnstone.v1.WarmSandboxes
-	33, // 3: turnstone.v1.WarmSandboxes.machine:type_name -> turnstone.v1.Machine
-	33, // 4: turnstone.v1.Node.capacity:type_name -> turnstone.v1.Machine
-	33, // 5: turnstone.v1.Node.used:type_name -> turnstone.v1.Machine
-	32, // 6: turnstone.v1.Node.started:type_name -> google.protobuf.Timestamp
-	34, // 7: turnstone.v1.WatchNodeResponse.event:type_name -> turnstone.v1.WatchEvent
-	4,  // 8: turnstone.v1.WatchNodeResponse.node:type_name -> turnstone.v1.Node
-	7,  // 9: turnstone.v1.WatchNodeResponse.sandbox:type_name -> turnstone.v1.OwnedSandbox
-	8,  // 10: turnstone.v1.WatchNodeResponse.turn:type_name -> turnstone.v1.OwnedTurn
-	9,  // 11: turnstone.v1.WatchNodeResponse.session:type_name -> turnstone.v1.OwnedSession
-	35, // 12: turnstone.v1.WatchNodeResponse.template:type_name -> turnstone.v1.Template
-	10, // 13: turnstone.v1.WatchNodeResponse.snapshot:type_name -> turnstone.v1.OwnedSnapshot
-	36, // 14: turnstone.v1.OwnedSandbox.sandbox:type_name -> turnstone.v1.Sandbox
-	37, // 15: turnstone.v1.OwnedTurn.turn:type_name -> turnstone.v1.Turn
-	38, // 16: turnstone.v1.OwnedSession.session:type_name -> turnstone.v1.Session
-	39, // 17: turnstone.v1.OwnedSnapshot.snapshot:type_name -> turnstone.v1.Snapshot
-	0,  // 18: turnstone.v1.NodeServiceCreateSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	40, // 19: turnstone.v1.NodeServiceCreateSandboxRequest.request:type_name -> turnstone.v1.CreateSandboxRequest
-	0,  // 20: turnstone.v1.NodeServiceConnectSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	41, // 21: turnstone.v1.NodeServiceConnectSandboxRequest.request:type_name -> turnstone.v1.ConnectSandboxRequest
-	40, // 22: turnstone.v1.NodeServiceConnectSandboxRequest.create:type_name -> turnstone.v1.CreateSandboxRequest
-	42, // 23: turnstone.v1.NodeServiceConnectSandboxRequest.fork:type_name -> turnstone.v1.ForkSandboxRequest
-	0,  // 24: turnstone.v1.NodeServiceDeleteSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	43, // 25: turnstone.v1.NodeServiceDeleteSandboxRequest.request:type_name -> turnstone.v1.DeleteSandboxRequest
-	0,  // 26: turnstone.v1.NodeServicePauseSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	44, // 27: turnstone.v1.NodeServicePauseSandboxRequest.request:type_name -> turnstone.v1.PauseSandboxRequest
-	0,  // 28: turnstone.v1.NodeServiceResumeSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	45, // 29: turnstone.v1.NodeServiceResumeSandboxRequest.request:type_name -> turnstone.v1.ResumeSandboxRequest
-	0,  // 30: turnstone.v1.NodeServiceForkSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	42, // 31: turnstone.v1.NodeServiceForkSandboxRequest.request:type_name -> turnstone.v1.ForkSandboxRequest
-	0,  // 32: turnstone.v1.NodeServiceSnapshotSandboxRequest.principal:type_name -> turnstone.v1.Principal
-	46, // 33: turnstone.v1.NodeServiceSnapshotSandboxRequest.request:type_name -> turnstone.v1.SnapshotSandboxRequest
-	0,  // 34: turnstone.v1.NodeServiceDeleteSnapshotRequest.principal:type_name -> turnstone.v1.Principal
-	47, // 35: turnstone.v1.NodeServiceDeleteSnapshotRequest.request:type_name -> turnstone.v1.DeleteSnapshotRequest
-	0,  // 36: turnstone.v1.NodeServiceSetSandboxTimeoutRequest.principal:type_name -> turnstone.v1.Principal
-	48, // 37: turnstone.v1.NodeServiceSetSandboxTimeoutRequest.request:type_name -> turnstone.v1.SetSandboxTimeoutRequest
-	0,  // 38: turnstone.v1.NodeServiceExposePortRequest.principal:type_name -> turnstone.v1.Principal
-	49, // 39: turnstone.v1.NodeServiceExposePortRequest.request:type_name -> turnstone.v1.ExposePortRequest
-	0,  // 40: turnstone.v1.NodeServiceReserveTurnRequest.principal:type_name -> turnstone.v1.Principal
-	50, // 41: turnstone.v1.NodeServiceReserveTurnRequest.request:type_name -> turnstone.v1.StartTurnRequest
-	0,  // 42: turnstone.v1.NodeServiceConnectTurnRequest.principal:type_name -> turnstone.v1.Principal
-	51, // 43: turnstone.v1.NodeServiceConnectTurnRequest.request:type_name -> turnstone.v1.ConnectTurnRequest
-	50, // 44: turnstone.v1.NodeServiceConnectTurnRequest.start:type_name -> turnstone.v1.StartTurnRequest
-	0,  // 45: turnstone.v1.NodeServiceCancelTurnRequest.principal:type_name -> turnstone.v1.Principal
-	52, // 46: turnstone.v1.NodeServiceCancelTurnRequest.request:type_name -> turnstone.v1.CancelTurnRequest
-	0,  // 47: turnstone.v1.NodeServiceCreateSessionRequest.principal:type_name -> turnstone.v1.Principal
-	53, // 48: turnstone.v1.NodeServiceCreateSessionRequest.request:type_name -> turnstone.v1.CreateSessionRequest
-	0,  // 49: turnstone.v1.NodeServiceConnectSessionRequest.principal:type_name -> turnstone.v1.Principal
-	54, // 50: turnstone.v1.NodeServiceConnectSessionRequest.request:type_name -> turnstone.v1.ConnectSessionRequest
-	53, // 51: turnstone.v1.NodeServiceConnectSessionRequest.create:type_name -> turnstone.v1.CreateSessionRequest
-	0,  // 52: turnstone.v1.NodeServiceConnectNodeRequest.principal:type_name -> turnstone.v1.Principal
-	55, // 53: turnstone.v1.NodeServiceConnectNodeRequest.request:type_name -> turnstone.v1.ConnectNodeRequest
-	0,  // 54: turnstone.v1.NodeServiceRenameSessionRequest.principal:type_name -> turnstone.v1.Principal
-	56, // 55: turnstone.v1.NodeServiceRenameSessionRequest.request:type_name -> turnstone.v1.RenameSessionRequest
-	0,  // 56: turnstone.v1.NodeServiceDeleteSessionRequest.principal:type_name -> turnstone.v1.Principal
-	57, // 57: turnstone.v1.NodeServiceDeleteSessionRequest.request:type_name -> turnstone.v1.DeleteSessionRequest
-	0,  // 58: turnstone.v1.NodeServiceBuildTemplateRequest.principal:type_name -> turnstone.v1.Principal
-	58, // 59: turnstone.v1.NodeServiceBuildTemplateRequest.request:type_name -> turnstone.v1.BuildTemplateRequest
-	0,  // 60: turnstone.v1.NodeServiceDeleteTemplateRequest.principal:type_name -> turnstone.v1.Principal
-	59, // 61: turnstone.v1.NodeServiceDeleteTemplateRequest.request:type_name -> turnstone.v1.DeleteTemplateRequest
-	0,  // 62: turnstone.v1.NodeServiceConnectTemplatesRequest.principal:type_name -> turnstone.v1.Principal
-	60, // 63: turnstone.v1.NodeServiceConnectTemplatesRequest.request:type_name -> turnstone.v1.ConnectTemplatesRequest
-	1,  // 64: turnstone.v1.NodeService.GetNode:input_type -> turnstone.v1.GetNodeRequest
-	5,  // 65: turnstone.v1.NodeService.WatchNode:input_type -> turnstone.v1.WatchNodeRequest
-	11, // 66: turnstone.v1.NodeService.CreateSandbox:input_type -> turnstone.v1.NodeServiceCreateSandboxRequest
-	12, // 67: turnstone.v1.NodeService.ConnectSandbox:input_type -> turnstone.v1.NodeServiceConnectSandboxRequest
-	13, // 68: turnstone.v1.NodeService.DeleteSandbox:input_type -> turnstone.v1.NodeServiceDeleteSandboxRequest
-	14, // 69: turnstone.v1.NodeService.PauseSandbox:input_type -> turnstone.v1.NodeServicePauseSandboxRequest
-	15, // 70: turnstone.v1.NodeService.ResumeSandbox:input_type -> turnstone.v1.NodeServiceResumeSandboxRequest
-	16, // 71: turnstone.v1.NodeService.ForkSandbox:input_type -> turnstone.v1.NodeServiceForkSandboxRequest
-	17, // 72: turnstone.v1.NodeService.SnapshotSandbox:input_type -> turnstone.v1.NodeServiceSnapshotSandboxRequest
-	18, // 73: turnstone.v1.NodeService.DeleteSnapshot:input_type -> turnstone.v1.NodeServiceDeleteSnapshotRequest
-	19, // 74: turnstone.v1.NodeService.SetSandboxTimeout:input_type -> turnstone.v1.NodeServiceSetSandboxTimeoutRequest
-	20, // 75: turnstone.v1.NodeService.ExposePort:input_type -> turnstone.v1.NodeServiceExposePortRequest
-	21, // 76: turnstone.v1.NodeService.ReserveTurn:input_type -> turnstone.v1.NodeServiceReserveTurnRequest
-	22, // 77: turnstone.v1.NodeService.ConnectTurn:input_type -> turnstone.v1.NodeServiceConnectTurnRequest
-	23, // 78: turnstone.v1.NodeService.CancelTurn:input_type -> turnstone.v1.NodeServiceCancelTurnRequest
-	24, // 79: turnstone.v1.NodeService.CreateSession:input_type -> turnstone.v1.NodeServiceCreateSessionRequest
-	25, // 80: turnstone.v1.NodeService.ConnectSession:input_type -> turnstone.v1.NodeServiceConnectSessionRequest
-	26, // 81: turnstone.v1.NodeService.ConnectNode:input_type -> turnstone.v1.NodeServiceConnectNodeRequest
-	27, // 82: turnstone.v1.NodeService.RenameSession:input_type -> turnstone.v1.NodeServiceRenameSessionRequest
-	28, // 83: turnstone.v1.NodeService.DeleteSession:input_type -> turnstone.v1.NodeServiceDeleteSessionRequest
-	29, // 84: turnstone.v1.NodeService.BuildTemplate:input_type -> turnstone.v1.NodeServiceBuildTemplateRequest
-	30, // 85: turnstone.v1.NodeService.DeleteTemplate:input_type -> turnstone.v1.NodeServiceDeleteTemplateRequest
-	31, // 86: turnstone.v1.NodeService.ConnectTemplates:input_type -> turnstone.v1.NodeServiceConnectTemplatesRequest
-	2,  // 87: turnstone.v1.NodeService.GetNode:output_type -> turnstone.v1.GetNodeResponse
-	6,  // 88: turnstone.v1.NodeService.WatchNode:output_type -> turnstone.v1.WatchNodeResponse
-	61, // 89: turnstone.v1.NodeService.CreateSandbox:output_type -> turnstone.v1.CreateSandboxResponse
-	62, // 90: turnstone.v1.NodeService.ConnectSandbox:output_type -> turnstone.v1.ConnectSandboxResponse
-	63, // 91: turnstone.v1.NodeService.DeleteSandbox:output_type -> turnstone.v1.DeleteSandboxResponse
-	64, // 92: turnstone.v1.NodeService.PauseSandbox:output_type -> turnstone.v1.PauseSandboxResponse
-	65, // 93: turnstone.v1.NodeService.ResumeSandbox:output_type -> turnstone.v1.ResumeSandboxResponse
-	66, // 94: turnstone.v1.NodeService.ForkSandbox:output_type -> turnstone.v1.ForkSandboxResponse
-	67, // 95: turnstone.v1.NodeService.SnapshotSandbox:output_type -> turnstone.v1.SnapshotSandboxResponse
-	68, // 96: turnstone.v1.NodeService.DeleteSnapshot:output_type -> turnstone.v1.DeleteSnapshotResponse
-	69, // 97: turnstone.v1.NodeService.SetSandboxTimeout:output_type -> turnstone.v1.SetSandboxTimeoutResponse
-	70, // 98: turnstone.v1.NodeService.ExposePort:output_type -> turnstone.v1.ExposePortResponse
-	71, // 99: turnstone.v1.NodeService.ReserveTurn:output_type -> turnstone.v1.StartTurnResponse
-	72, // 100: turnstone.v1.NodeService.ConnectTurn:output_type -> turnstone.v1.ConnectTurnResponse
-	73, // 101: turnstone.v1.NodeService.CancelTurn:output_type -> turnstone.v1.CancelTurnResponse
-	74, // 102: turnstone.v1.NodeService.CreateSession:output_type -> turnstone.v1.CreateSessionResponse
-	75, // 103: turnstone.v1.NodeService.ConnectSession:output_type -> turnstone.v1.ConnectSessionResponse
-	76, // 104: turnstone.v1.NodeService.ConnectNode:output_type -> turnstone.v1.ConnectNodeResponse
-	77, // 105: turnstone.v1.NodeService.RenameSession:output_type -> turnstone.v1.RenameSessionResponse
-	78, // 106: turnstone.v1.NodeService.DeleteSession:output_type -> turnstone.v1.DeleteSessionResponse
-	79, // 107: turnstone.v1.NodeService.BuildTemplate:output_type -> turnstone.v1.BuildTemplateResponse
-	80, // 108: turnstone.v1.NodeService.DeleteTemplate:output_type -> turnstone.v1.DeleteTemplateResponse
-	81, // 109: turnstone.v1.NodeService.ConnectTemplates:output_type -> turnstone.v1.ConnectTemplatesResponse
-	87, // [87:110] is the sub-list for method output_type
-	64, // [64:87] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	34, // 3: turnstone.v1.WarmSandboxes.machine:type_name -> turnstone.v1.Machine
+	34, // 4: turnstone.v1.Node.capacity:type_name -> turnstone.v1.Machine
+	34, // 5: turnstone.v1.Node.used:type_name -> turnstone.v1.Machine
+	33, // 6: turnstone.v1.Node.started:type_name -> google.protobuf.Timestamp
+	5,  // 7: turnstone.v1.Node.warm:type_name -> turnstone.v1.WarmKind
+	34, // 8: turnstone.v1.WarmKind.machine:type_name -> turnstone.v1.Machine
+	35, // 9: turnstone.v1.WatchNodeResponse.event:type_name -> turnstone.v1.WatchEvent
+	4,  // 10: turnstone.v1.WatchNodeResponse.node:type_name -> turnstone.v1.Node
+	8,  // 11: turnstone.v1.WatchNodeResponse.sandbox:type_name -> turnstone.v1.OwnedSandbox
+	9,  // 12: turnstone.v1.WatchNodeResponse.turn:type_name -> turnstone.v1.OwnedTurn
+	10, // 13: turnstone.v1.WatchNodeResponse.session:type_name -> turnstone.v1.OwnedSession
+	36, // 14: turnstone.v1.WatchNodeResponse.template:type_name -> turnstone.v1.Template
+	11, // 15: turnstone.v1.WatchNodeResponse.snapshot:type_name -> turnstone.v1.OwnedSnapshot
+	37, // 16: turnstone.v1.OwnedSandbox.sandbox:type_name -> turnstone.v1.Sandbox
+	38, // 17: turnstone.v1.OwnedTurn.turn:type_name -> turnstone.v1.Turn
+	39, // 18: turnstone.v1.OwnedSession.session:type_name -> turnstone.v1.Session
+	40, // 19: turnstone.v1.OwnedSnapshot.snapshot:type_name -> turnstone.v1.Snapshot
+	0,  // 20: turnstone.v1.NodeServiceCreateSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	41, // 21: turnstone.v1.NodeServiceCreateSandboxRequest.request:type_name -> turnstone.v1.CreateSandboxRequest
+	0,  // 22: turnstone.v1.NodeServiceConnectSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	42, // 23: turnstone.v1.NodeServiceConnectSandboxRequest.request:type_name -> turnstone.v1.ConnectSandboxRequest
+	41, // 24: turnstone.v1.NodeServiceConnectSandboxRequest.create:type_name -> turnstone.v1.CreateSandboxRequest
+	43, // 25: turnstone.v1.NodeServiceConnectSandboxRequest.fork:type_name -> turnstone.v1.ForkSandboxRequest
+	0,  // 26: turnstone.v1.NodeServiceDeleteSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	44, // 27: turnstone.v1.NodeServiceDeleteSandboxRequest.request:type_name -> turnstone.v1.DeleteSandboxRequest
+	0,  // 28: turnstone.v1.NodeServicePauseSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	45, // 29: turnstone.v1.NodeServicePauseSandboxRequest.request:type_name -> turnstone.v1.PauseSandboxRequest
+	0,  // 30: turnstone.v1.NodeServiceResumeSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	46, // 31: turnstone.v1.NodeServiceResumeSandboxRequest.request:type_name -> turnstone.v1.ResumeSandboxRequest
+	0,  // 32: turnstone.v1.NodeServiceForkSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	43, // 33: turnstone.v1.NodeServiceForkSandboxRequest.request:type_name -> turnstone.v1.ForkSandboxRequest
+	0,  // 34: turnstone.v1.NodeServiceSnapshotSandboxRequest.principal:type_name -> turnstone.v1.Principal
+	47, // 35: turnstone.v1.NodeServiceSnapshotSandboxRequest.request:type_name -> turnstone.v1.SnapshotSandboxRequest
+	0,  // 36: turnstone.v1.NodeServiceDeleteSnapshotRequest.principal:type_name -> turnstone.v1.Principal
+	48, // 37: turnstone.v1.NodeServiceDeleteSnapshotRequest.request:type_name -> turnstone.v1.DeleteSnapshotRequest
+	0,  // 38: turnstone.v1.NodeServiceSetSandboxTimeoutRequest.principal:type_name -> turnstone.v1.Principal
+	49, // 39: turnstone.v1.NodeServiceSetSandboxTimeoutRequest.request:type_name -> turnstone.v1.SetSandboxTimeoutRequest
+	0,  // 40: turnstone.v1.NodeServiceExposePortRequest.principal:type_name -> turnstone.v1.Principal
+	50, // 41: turnstone.v1.NodeServiceExposePortRequest.request:type_name -> turnstone.v1.ExposePortRequest
+	0,  // 42: turnstone.v1.NodeServiceReserveTurnRequest.principal:type_name -> turnstone.v1.Principal
+	51, // 43: turnstone.v1.NodeServiceReserveTurnRequest.request:type_name -> turnstone.v1.StartTurnRequest
+	0,  // 44: turnstone.v1.NodeServiceConnectTurnRequest.principal:type_name -> turnstone.v1.Principal
+	52, // 45: turnstone.v1.NodeServiceConnectTurnRequest.request:type_name -> turnstone.v1.ConnectTurnRequest
+	51, // 46: turnstone.v1.NodeServiceConnectTurnRequest.start:type_name -> turnstone.v1.StartTurnRequest
+	0,  // 47: turnstone.v1.NodeServiceCancelTurnRequest.principal:type_name -> turnstone.v1.Principal
+	53, // 48: turnstone.v1.NodeServiceCancelTurnRequest.request:type_name -> turnstone.v1.CancelTurnRequest
+	0,  // 49: turnstone.v1.NodeServiceCreateSessionRequest.principal:type_name -> turnstone.v1.Principal
+	54, // 50: turnstone.v1.NodeServiceCreateSessionRequest.request:type_name -> turnstone.v1.CreateSessionRequest
+	0,  // 51: turnstone.v1.NodeServiceConnectSessionRequest.principal:type_name -> turnstone.v1.Principal
+	55, // 52: turnstone.v1.NodeServiceConnectSessionRequest.request:type_name -> turnstone.v1.ConnectSessionRequest
+	54, // 53: turnstone.v1.NodeServiceConnectSessionRequest.create:type_name -> turnstone.v1.CreateSessionRequest
+	0,  // 54: turnstone.v1.NodeServiceConnectNodeRequest.principal:type_name -> turnstone.v1.Principal
+	56, // 55: turnstone.v1.NodeServiceConnectNodeRequest.request:type_name -> turnstone.v1.ConnectNodeRequest
+	0,  // 56: turnstone.v1.NodeServiceRenameSessionRequest.principal:type_name -> turnstone.v1.Principal
+	57, // 57: turnstone.v1.NodeServiceRenameSessionRequest.request:type_name -> turnstone.v1.RenameSessionRequest
+	0,  // 58: turnstone.v1.NodeServiceDeleteSessionRequest.principal:type_name -> turnstone.v1.Principal
+	58, // 59: turnstone.v1.NodeServiceDeleteSessionRequest.request:type_name -> turnstone.v1.DeleteSessionRequest
+	0,  // 60: turnstone.v1.NodeServiceBuildTemplateRequest.principal:type_name -> turnstone.v1.Principal
+	59, // 61: turnstone.v1.NodeServiceBuildTemplateRequest.request:type_name -> turnstone.v1.BuildTemplateRequest
+	0,  // 62: turnstone.v1.NodeServiceDeleteTemplateRequest.principal:type_name -> turnstone.v1.Principal
+	60, // 63: turnstone.v1.NodeServiceDeleteTemplateRequest.request:type_name -> turnstone.v1.DeleteTemplateRequest
+	0,  // 64: turnstone.v1.NodeServiceConnectTemplatesRequest.principal:type_name -> turnstone.v1.Principal
+	61, // 65: turnstone.v1.NodeServiceConnectTemplatesRequest.request:type_name -> turnstone.v1.ConnectTemplatesRequest
+	1,  // 66: turnstone.v1.NodeService.GetNode:input_type -> turnstone.v1.GetNodeRequest
+	6,  // 67: turnstone.v1.NodeService.WatchNode:input_type -> turnstone.v1.WatchNodeRequest
+	12, // 68: turnstone.v1.NodeService.CreateSandbox:input_type -> turnstone.v1.NodeServiceCreateSandboxRequest
+	13, // 69: turnstone.v1.NodeService.ConnectSandbox:input_type -> turnstone.v1.NodeServiceConnectSandboxRequest
+	14, // 70: turnstone.v1.NodeService.DeleteSandbox:input_type -> turnstone.v1.NodeServiceDeleteSandboxRequest
+	15, // 71: turnstone.v1.NodeService.PauseSandbox:input_type -> turnstone.v1.NodeServicePauseSandboxRequest
+	16, // 72: turnstone.v1.NodeService.ResumeSandbox:input_type -> turnstone.v1.NodeServiceResumeSandboxRequest
+	17, // 73: turnstone.v1.NodeService.ForkSandbox:input_type -> turnstone.v1.NodeServiceForkSandboxRequest
+	18, // 74: turnstone.v1.NodeService.SnapshotSandbox:input_type -> turnstone.v1.NodeServiceSnapshotSandboxRequest
+	19, // 75: turnstone.v1.NodeService.DeleteSnapshot:input_type -> turnstone.v1.NodeServiceDeleteSnapshotRequest
+	20, // 76: turnstone.v1.NodeService.SetSandboxTimeout:input_type -> turnstone.v1.NodeServiceSetSandboxTimeoutRequest
+	21, // 77: turnstone.v1.NodeService.ExposePort:input_type -> turnstone.v1.NodeServiceExposePortRequest
+	22, // 78: turnstone.v1.NodeService.ReserveTurn:input_type -> turnstone.v1.NodeServiceReserveTurnRequest
+	23, // 79: turnstone.v1.NodeService.ConnectTurn:input_type -> turnstone.v1.NodeServiceConnectTurnRequest
+	24, // 80: turnstone.v1.NodeService.CancelTurn:input_type -> turnstone.v1.NodeServiceCancelTurnRequest
+	25, // 81: turnstone.v1.NodeService.CreateSession:input_type -> turnstone.v1.NodeServiceCreateSessionRequest
+	26, // 82: turnstone.v1.NodeService.ConnectSession:input_type -> turnstone.v1.NodeServiceConnectSessionRequest
+	27, // 83: turnstone.v1.NodeService.ConnectNode:input_type -> turnstone.v1.NodeServiceConnectNodeRequest
+	28, // 84: turnstone.v1.NodeService.RenameSession:input_type -> turnstone.v1.NodeServiceRenameSessionRequest
+	29, // 85: turnstone.v1.NodeService.DeleteSession:input_type -> turnstone.v1.NodeServiceDeleteSessionRequest
+	30, // 86: turnstone.v1.NodeService.BuildTemplate:input_type -> turnstone.v1.NodeServiceBuildTemplateRequest
+	31, // 87: turnstone.v1.NodeService.DeleteTemplate:input_type -> turnstone.v1.NodeServiceDeleteTemplateRequest
+	32, // 88: turnstone.v1.NodeService.ConnectTemplates:input_type -> turnstone.v1.NodeServiceConnectTemplatesRequest
+	2,  // 89: turnstone.v1.NodeService.GetNode:output_type -> turnstone.v1.GetNodeResponse
+	7,  // 90: turnstone.v1.NodeService.WatchNode:output_type -> turnstone.v1.WatchNodeResponse
+	62, // 91: turnstone.v1.NodeService.CreateSandbox:output_type -> turnstone.v1.CreateSandboxResponse
+	63, // 92: turnstone.v1.NodeService.ConnectSandbox:output_type -> turnstone.v1.ConnectSandboxResponse
+	64, // 93: turnstone.v1.NodeService.DeleteSandbox:output_type -> turnstone.v1.DeleteSandboxResponse
+	65, // 94: turnstone.v1.NodeService.PauseSandbox:output_type -> turnstone.v1.PauseSandboxResponse
+	66, // 95: turnstone.v1.NodeService.ResumeSandbox:output_type -> turnstone.v1.ResumeSandboxResponse
+	67, // 96: turnstone.v1.NodeService.ForkSandbox:output_type -> turnstone.v1.ForkSandboxResponse
+	68, // 97: turnstone.v1.NodeService.SnapshotSandbox:output_type -> turnstone.v1.SnapshotSandboxResponse
+	69, // 98: turnstone.v1.NodeService.DeleteSnapshot:output_type -> turnstone.v1.DeleteSnapshotResponse
+	70, // 99: turnstone.v1.NodeService.SetSandboxTimeout:output_type -> turnstone.v1.SetSandboxTimeoutResponse
+	71, // 100: turnstone.v1.NodeService.ExposePort:output_type -> turnstone.v1.ExposePortResponse
+	72, // 101: turnstone.v1.NodeService.ReserveTurn:output_type -> turnstone.v1.StartTurnResponse
+	73, // 102: turnstone.v1.NodeService.ConnectTurn:output_type -> turnstone.v1.ConnectTurnResponse
+	74, // 103: turnstone.v1.NodeService.CancelTurn:output_type -> turnstone.v1.CancelTurnResponse
+	75, // 104: turnstone.v1.NodeService.CreateSession:output_type -> turnstone.v1.CreateSessionResponse
+	76, // 105: turnstone.v1.NodeService.ConnectSession:output_type -> turnstone.v1.ConnectSessionResponse
+	77, // 106: turnstone.v1.NodeService.ConnectNode:output_type -> turnstone.v1.ConnectNodeResponse
+	78, // 107: turnstone.v1.NodeService.RenameSession:output_type -> turnstone.v1.RenameSessionResponse
+	79, // 108: turnstone.v1.NodeService.DeleteSession:output_type -> turnstone.v1.DeleteSessionResponse
+	80, // 109: turnstone.v1.NodeService.BuildTemplate:output_type -> turnstone.v1.BuildTemplateResponse
+	81, // 110: turnstone.v1.NodeService.DeleteTemplate:output_type -> turnstone.v1.DeleteTemplateResponse
+	82, // 111: turnstone.v1.NodeService.ConnectTemplates:output_type -> turnstone.v1.ConnectTemplatesResponse
+	89, // [89:112] is the sub-list for method output_type
+	66, // [66:89] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_turnstone_v1_node_proto_init() }
@@ -2554,7 +2662,7 @@ func file_turnstone_v1_node_proto_init() {
 	file_turnstone_v1_session_proto_init()
 	file_turnstone_v1_template_proto_init()
 	file_turnstone_v1_turn_proto_init()
-	file_turnstone_v1_node_proto_msgTypes[6].OneofWrappers = []any{
+	file_turnstone_v1_node_proto_msgTypes[7].OneofWrappers = []any{
 		(*WatchNodeResponse_Node)(nil),
 		(*WatchNodeResponse_Sandbox)(nil),
 		(*WatchNodeResponse_Turn)(nil),
@@ -2562,7 +2670,7 @@ func file_turnstone_v1_node_proto_init() {
 		(*WatchNodeResponse_Template)(nil),
 		(*WatchNodeResponse_Snapshot)(nil),
 	}
-	file_turnstone_v1_node_proto_msgTypes[12].OneofWrappers = []any{
+	file_turnstone_v1_node_proto_msgTypes[13].OneofWrappers = []any{
 		(*NodeServiceConnectSandboxRequest_Create)(nil),
 		(*NodeServiceConnectSandboxRequest_Fork)(nil),
 	}
@@ -2572,7 +2680,7 @@ func file_turnstone_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_turnstone_v1_node_proto_rawDesc), len(file_turnstone_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   32,
+			NumMessages:   33,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -3,6 +3,7 @@
 package role
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -12,12 +13,14 @@ import (
 
 	"connectrpc.com/connect"
 
+	"turnstone.dev/turnstone"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
 	"turnstone.dev/turnstone/internal/server/audit"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/config"
 	"turnstone.dev/turnstone/internal/server/controller"
 	"turnstone.dev/turnstone/internal/server/controller/guard"
+	"turnstone.dev/turnstone/internal/server/controller/placing"
 	"turnstone.dev/turnstone/internal/server/controller/quota"
 	"turnstone.dev/turnstone/internal/server/election"
 	"turnstone.dev/turnstone/internal/server/fair"
@@ -131,6 +134,8 @@ func (r *Role) begin(ctx context.Context, g *reign, issuer *auth.Issuer) error {
 			return quota.Limits{Sandboxes: q.Sandboxes, CPUs: q.CPUs, Memory: q.Memory, Disk: q.Disk,
 				Stored: q.Stored, Sent: q.BytesOut, Turns: q.Turns}
 		},
+		Pools: poolsOf(c), PoolBound: func(tenant string) int { return c.QuotaOf(tenant).Pool },
+		Version: turnstone.Version,
 		// Verifiers refuse tokens when they heard nothing for the time of the setting, which other
 		// processes may have set to less.
 		Times: controller.Times{Beat: config.LeastRevocations / 4}})
@@ -140,6 +145,16 @@ func (r *Role) begin(ctx context.Context, g *reign, issuer *auth.Issuer) error {
 	g.network = controller.FromNetwork(g.Peers())
 	r.answers.Store(g)
 	return nil
+}
+
+// poolsOf returns the pools of all nodes together.
+func poolsOf(c *config.Config) (all []placing.Pool) {
+	for _, p := range c.PoolsAt(config.AtFleet) {
+		all = append(all, placing.Pool{Tenant: p.Tenant, Template: cmp.Or(p.Template, "base"),
+			Machine: turnstone.Machine{CPUs: p.CPUs, Memory: p.Memory, Disk: p.Disk},
+			Min:     p.Min, Max: p.Max, Cover: p.Cover, Idle: p.Idle})
+	}
+	return all
 }
 
 // Refused notes a request whose token a gateway of this process has refused.

@@ -1,7 +1,10 @@
 package control
 
 import (
+	"os"
 	"runtime"
+	"strconv"
+	"strings"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -134,10 +137,38 @@ func (s *Service) Describe() *v1.Node {
 	s.roomMu.Lock()
 	used := s.used()
 	s.roomMu.Unlock()
-	return &v1.Node{Name: s.o.Node.Name(), Key: s.o.Node.PublicKey().String(),
+	var waiting []*v1.WarmKind // their sizes and counts, with which a controller places claims
+	for _, w := range s.Warm() {
+		if len(waiting) < maxWarm {
+			m := warmMessage(w)
+			waiting = append(waiting, &v1.WarmKind{Tenant: m.Tenant, Template: m.Template,
+				Machine: m.Machine, Ready: m.Ready})
+		}
+	}
+	return &v1.Node{Warm: waiting, Draining: s.draining.Load(), AvailableMemory: s.available(),
+		Name: s.o.Node.Name(), Key: s.o.Node.PublicKey().String(),
 		Version: s.o.Version, Started: timestamppb.New(s.started),
 		Capacity: clamp(s.o.Capacity), Used: clamp(used), Substrates: s.o.Substrates,
 		CpuShares: uint32(s.o.CPUShares), Certificate: s.o.Node.Certificate()}
+}
+
+// maxWarm is how many kinds of sandboxes that wait a controller is told of.
+const maxWarm = 100
+
+// available returns the memory that the computer can still give, with that of machines that wait,
+// which end for others; 0: it cannot be read.
+func (s *Service) available() uint64 {
+	b, err := os.ReadFile("/proc/meminfo") // proc(5)
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(b), "MemAvailable:")
+	if fields := strings.Fields(rest); len(fields) > 0 {
+		if kib, err := strconv.ParseUint(fields[0], 10, 54); err == nil {
+			return kib<<10 + uint64(s.warm.Memory()+s.o.Tenants.Warm().Memory())
+		}
+	}
+	return 0
 }
 
 // clamp returns a machine that the rules of the API permit: sums of machines may exceed what one

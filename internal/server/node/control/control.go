@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"connectrpc.com/connect"
@@ -83,7 +84,8 @@ type Service struct {
 
 	sizes sizes
 
-	warm *warm.Service // nil: none wait
+	warm     *warm.Service
+	draining atomic.Bool
 
 	roomMu  sync.Mutex
 	pending map[string]turnstone.Machine // of sandboxes that are being created
@@ -128,6 +130,23 @@ func (s *Service) Close() error {
 	s.stop()
 	s.wg.Wait()
 	return s.warm.Close()
+}
+
+// Share sets the node's shares of the server's pools.
+func (s *Service) Share(all []*v1.PoolShare) {
+	var targets []warm.Target
+	for _, p := range all {
+		targets = append(targets, warm.Target{Tenant: p.GetTenant(), Template: p.GetTemplate(),
+			Machine: toMachine(p.GetMachine()), Min: int(p.GetMin()), Max: int(p.GetMax()),
+			Idle: p.GetIdle().AsDuration()})
+	}
+	s.warm.Share(targets)
+}
+
+// Drain says from now on that the node ends soon.
+func (s *Service) Drain() {
+	s.draining.Store(true)
+	s.describe()
 }
 
 // Warm returns the state of the pool of sandboxes that wait for a claim.

@@ -145,6 +145,7 @@ func (m *Member) Busy() bool {
 // Drain starts no more turns, and waits for the running ones, and for commands in the clear. The
 // error is that of ctx.
 func (m *Member) Drain(ctx context.Context) error {
+	m.control.Drain()
 	err := m.tenants.Drain(ctx)
 	if m.plain != nil {
 		err = errors.Join(err, m.plain.Drain(ctx))
@@ -245,9 +246,12 @@ func (m *Member) Register(ctx context.Context, c connectv1.ControllerServiceClie
 	was, failures := errors.New("not yet"), 0
 	for {
 		call, cancel := context.WithTimeout(ctx, registerEvery)
-		_, err := c.RegisterNode(call, connect.NewRequest(&v1.RegisterNodeRequest{
+		answer, err := c.RegisterNode(call, connect.NewRequest(&v1.RegisterNodeRequest{
 			Node: m.control.Describe(), Address: m.o.Address}))
 		cancel()
+		if err == nil {
+			m.control.Share(answer.Msg.Pools)
+		}
 		switch {
 		case ctx.Err() != nil:
 			return

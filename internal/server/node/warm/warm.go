@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -48,6 +49,8 @@ const (
 	lookEvery = 3 * time.Second
 	// fresh is how long an answer of a sandbox counts as a sign of life.
 	fresh = 10 * time.Second
+	// usualIdle is how long a sandbox beyond Min waits whose target does not say.
+	usualIdle = 10 * time.Minute
 	// calm is how long the next sandbox is not made after a claim, if enough wait: the claim's first
 	// command runs then.
 	calm = 200 * time.Millisecond
@@ -60,8 +63,10 @@ type Service struct {
 	stop context.CancelFunc
 	wg   sync.WaitGroup
 
-	mu    sync.Mutex
-	specs map[pool.Key]sandboxes.Spec // of the targets that are there
+	mu     sync.Mutex
+	specs  map[pool.Key]sandboxes.Spec // of the targets that are there
+	shares []Target                    // of the server's pools
+	wake   chan struct{}               // has one element when shares have changed
 }
 
 // A machine is a sandbox that waits.
@@ -70,13 +75,11 @@ type machine struct{ *sandboxes.Spare }
 // Check implements pool.Machine.
 func (m *machine) Check(ctx context.Context) error { return m.Ping(ctx, fresh) }
 
-// New begins to make sandboxes. It returns nil if there are no targets. Close it before the tenants.
+// New begins to make sandboxes. Close it before the tenants.
 func New(o Options) *Service {
-	if len(o.Targets) == 0 {
-		return nil
-	}
 	o.Log = cmp.Or(o.Log, slog.Default())
-	s := &Service{o: o, specs: make(map[pool.Key]sandboxes.Spec)}
+	s := &Service{o: o, specs: make(map[pool.Key]sandboxes.Spec),
+		wake: make(chan struct{}, 1)}
 	s.pool = pool.New(pool.Options[*machine]{Make: s.make, Memory: o.Memory, Makers: o.Makers,
 		Calm: calm, Event: s.event, Room: func(k pool.Key, waiting turnstone.Bytes) bool {
 			return o.Room == nil || o.Room(turnstone.Machine{CPUs: k.Shape.CPUs,
@@ -127,15 +130,65 @@ func (s *Service) event(e pool.Event) {
 		"error", e.Err, "hint", turnstone.HintOf(e.Err))
 }
 
+// Share sets the targets that a controller has given to the node, beside those of its options. What it
+// no longer names is closed.
+func (s *Service) Share(all []Target) {
+	s.mu.Lock()
+	same := slices.Equal(s.shares, all)
+	s.shares = all
+	s.mu.Unlock()
+	if same {
+		return
+	}
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+// targets returns the targets of the options and the shares. Of a kind that is in both the greater
+// numbers count.
+func (s *Service) targets() []Target {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := slices.Clone(s.o.Targets)
+	for _, share := range s.shares {
+		i := slices.IndexFunc(all, func(t Target) bool { return t.label() == share.label() })
+		if i < 0 {
+			all = append(all, share)
+			continue
+		}
+		all[i].Min, all[i].Max = max(all[i].Min, share.Min), max(all[i].Max, share.Max)
+	}
+	return all
+}
+
+// forget closes the sandboxes of targets that are no longer there.
+func (s *Service) forget(targets []Target) {
+	labels := make(map[string]bool)
+	for _, t := range targets {
+		labels[t.label()] = true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k, spec := range s.specs {
+		if !labels[spec.Label] {
+			delete(s.specs, k)
+			s.pool.Forget(k)
+		}
+	}
+}
+
 // follow looks again and again whether what the sandboxes are made from has changed.
 func (s *Service) follow(ctx context.Context) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
-	said := make(map[int]string)
+	said := make(map[string]string)
 	for {
 		s.lookAll(ctx, said)
 		select {
 		case <-tick.C:
+		case <-s.wake:
 		case <-ctx.Done():
 			return
 		}
@@ -143,18 +196,20 @@ func (s *Service) follow(ctx context.Context) {
 }
 
 // lookAll looks at all targets, and logs each new reason for which one is not kept warm.
-func (s *Service) lookAll(ctx context.Context, said map[int]string) {
-	for i, t := range s.o.Targets {
+func (s *Service) lookAll(ctx context.Context, said map[string]string) {
+	targets := s.targets()
+	s.forget(targets)
+	for _, t := range targets {
 		err := s.look(ctx, t)
 		text := ""
 		if err != nil && ctx.Err() == nil {
 			text = err.Error()
 		}
-		if text != "" && said[i] != text {
+		if text != "" && said[t.label()] != text {
 			s.o.Log.Warn("no sandbox is kept warm", "tenant", t.tenant(), "template", t.template(),
 				"error", err, "hint", turnstone.HintOf(err))
 		}
-		said[i] = text
+		said[t.label()] = text
 	}
 }
 
@@ -195,8 +250,8 @@ func (s *Service) look(ctx context.Context, t Target) error {
 		s.pool.Forget(k)
 		return err
 	}
-	if generation != s.present(k) {
-		s.pool.SetTarget(k, pool.Target{Min: t.Min, Max: t.Max, Idle: t.Idle, Generation: generation})
+	if want := (pool.Target{Min: t.Min, Max: t.Max, Idle: cmp.Or(t.Idle, usualIdle), Generation: generation}); want != s.present(k) {
+		s.pool.SetTarget(k, want)
 	}
 	return nil
 }
@@ -207,14 +262,14 @@ func (t Target) label() string {
 		t.Machine.Disk)
 }
 
-// present returns the generation of a key's machines; empty: there is no such target.
-func (s *Service) present(k pool.Key) string {
+// present returns the target of a key; its zero value: there is none.
+func (s *Service) present(k pool.Key) pool.Target {
 	for _, one := range s.pool.Stats() {
 		if one.Key == k {
-			return one.Target.Generation
+			return one.Target
 		}
 	}
-	return ""
+	return pool.Target{}
 }
 
 // plain returns the part of a spec that cannot be changed in a sandbox that runs.

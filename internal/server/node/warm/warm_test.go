@@ -55,7 +55,7 @@ func TestSaysWhatToDo(t *testing.T) {
 		Log: slog.New(slog.NewTextHandler(log, nil))}, specs: make(map[pool.Key]sandboxes.Spec)}
 	s.pool = pool.New(pool.Options[*machine]{})
 	t.Cleanup(func() { _ = s.pool.Close() })
-	said := make(map[int]string)
+	said := make(map[string]string)
 	for range 2 {
 		s.lookAll(t.Context(), said)
 	}

@@ -1087,6 +1087,20 @@ Node = TypedDict(
         "started": "str",
         "cpuShares": "int",
         "certificate": "str",
+        "warm": "list[WarmKind]",
+        "draining": "bool",
+        "availableMemory": "str",
+    },
+    total=False,
+)
+
+WarmKind = TypedDict(
+    "WarmKind",
+    {
+        "tenant": "str",
+        "template": "str",
+        "machine": "Machine",
+        "ready": "int",
     },
     total=False,
 )
@@ -1657,6 +1671,15 @@ MESSAGES: dict[str, dict[str, Field]] = {
         "started": Field(7, "message", "one", "google.protobuf.Timestamp"),
         "cpuShares": Field(8, "uint32", "one", ""),
         "certificate": Field(9, "bytes", "one", ""),
+        "warm": Field(10, "message", "list", "turnstone.v1.WarmKind"),
+        "draining": Field(11, "bool", "one", ""),
+        "availableMemory": Field(12, "uint64", "one", ""),
+    },
+    "turnstone.v1.WarmKind": {
+        "tenant": Field(1, "string", "one", ""),
+        "template": Field(2, "string", "one", ""),
+        "machine": Field(3, "message", "one", "turnstone.v1.Machine"),
+        "ready": Field(4, "uint32", "one", ""),
     },
 }
 

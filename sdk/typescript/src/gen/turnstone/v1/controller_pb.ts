@@ -6,6 +6,10 @@
 
 import type { GenFile, GenMessage, GenService } from "@bufbuild/protobuf/codegenv2";
 import { fileDesc, messageDesc, serviceDesc } from "@bufbuild/protobuf/codegenv2";
+import type { Duration } from "@bufbuild/protobuf/wkt";
+import { file_google_protobuf_duration } from "@bufbuild/protobuf/wkt";
+import type { Machine } from "./common_pb.js";
+import { file_turnstone_v1_common } from "./common_pb.js";
 import type { Node, Principal } from "./node_pb.js";
 import { file_turnstone_v1_node } from "./node_pb.js";
 import type { Message } from "@bufbuild/protobuf";
@@ -14,7 +18,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file turnstone/v1/controller.proto.
  */
 export const file_turnstone_v1_controller: GenFile = /*@__PURE__*/
-  fileDesc("Ch10dXJuc3RvbmUvdjEvY29udHJvbGxlci5wcm90bxIMdHVybnN0b25lLnYxIhcKFVdhdGNoQXV0aG9yaXR5UmVxdWVzdCJEChZXYXRjaEF1dGhvcml0eVJlc3BvbnNlEg4KBm51bWJlchgBIAEoBBIMCgRwYXJ0GAIgASgMEgwKBGxhc3QYAyABKAgicgoUTG9jYXRlQ2hhbm5lbFJlcXVlc3QSKgoJcHJpbmNpcGFsGAEgASgLMhcudHVybnN0b25lLnYxLlByaW5jaXBhbBIUCgpzYW5kYm94X2lkGAIgASgJSAASDgoEbm9kZRgDIAEoCUgAQggKBnRhcmdldCI2ChVMb2NhdGVDaGFubmVsUmVzcG9uc2USDAoEbm9kZRgBIAEoCRIPCgdhZGRyZXNzGAIgASgJIkgKE1JlZ2lzdGVyTm9kZVJlcXVlc3QSIAoEbm9kZRgBIAEoCzISLnR1cm5zdG9uZS52MS5Ob2RlEg8KB2FkZHJlc3MYAiABKAkiFgoUUmVnaXN0ZXJOb2RlUmVzcG9uc2UyqAIKEUNvbnRyb2xsZXJTZXJ2aWNlEl0KDldhdGNoQXV0aG9yaXR5EiMudHVybnN0b25lLnYxLldhdGNoQXV0aG9yaXR5UmVxdWVzdBokLnR1cm5zdG9uZS52MS5XYXRjaEF1dGhvcml0eVJlc3BvbnNlMAESXQoNTG9jYXRlQ2hhbm5lbBIiLnR1cm5zdG9uZS52MS5Mb2NhdGVDaGFubmVsUmVxdWVzdBojLnR1cm5zdG9uZS52MS5Mb2NhdGVDaGFubmVsUmVzcG9uc2UiA5ACARJVCgxSZWdpc3Rlck5vZGUSIS50dXJuc3RvbmUudjEuUmVnaXN0ZXJOb2RlUmVxdWVzdBoiLnR1cm5zdG9uZS52MS5SZWdpc3Rlck5vZGVSZXNwb25zZUI/Wj10dXJuc3RvbmUuZGV2L3R1cm5zdG9uZS9pbnRlcm5hbC9hcGkvdHVybnN0b25lL3YxO3R1cm5zdG9uZXYxYgZwcm90bzM", [file_turnstone_v1_node]);
+  fileDesc("Ch10dXJuc3RvbmUvdjEvY29udHJvbGxlci5wcm90bxIMdHVybnN0b25lLnYxIhcKFVdhdGNoQXV0aG9yaXR5UmVxdWVzdCJEChZXYXRjaEF1dGhvcml0eVJlc3BvbnNlEg4KBm51bWJlchgBIAEoBBIMCgRwYXJ0GAIgASgMEgwKBGxhc3QYAyABKAgicgoUTG9jYXRlQ2hhbm5lbFJlcXVlc3QSKgoJcHJpbmNpcGFsGAEgASgLMhcudHVybnN0b25lLnYxLlByaW5jaXBhbBIUCgpzYW5kYm94X2lkGAIgASgJSAASDgoEbm9kZRgDIAEoCUgAQggKBnRhcmdldCI2ChVMb2NhdGVDaGFubmVsUmVzcG9uc2USDAoEbm9kZRgBIAEoCRIPCgdhZGRyZXNzGAIgASgJIkgKE1JlZ2lzdGVyTm9kZVJlcXVlc3QSIAoEbm9kZRgBIAEoCzISLnR1cm5zdG9uZS52MS5Ob2RlEg8KB2FkZHJlc3MYAiABKAkiPgoUUmVnaXN0ZXJOb2RlUmVzcG9uc2USJgoFcG9vbHMYASADKAsyFy50dXJuc3RvbmUudjEuUG9vbFNoYXJlIpgBCglQb29sU2hhcmUSDgoGdGVuYW50GAEgASgJEhAKCHRlbXBsYXRlGAIgASgJEiYKB21hY2hpbmUYAyABKAsyFS50dXJuc3RvbmUudjEuTWFjaGluZRILCgNtaW4YBCABKA0SCwoDbWF4GAUgASgNEicKBGlkbGUYBiABKAsyGS5nb29nbGUucHJvdG9idWYuRHVyYXRpb24yqAIKEUNvbnRyb2xsZXJTZXJ2aWNlEl0KDldhdGNoQXV0aG9yaXR5EiMudHVybnN0b25lLnYxLldhdGNoQXV0aG9yaXR5UmVxdWVzdBokLnR1cm5zdG9uZS52MS5XYXRjaEF1dGhvcml0eVJlc3BvbnNlMAESXQoNTG9jYXRlQ2hhbm5lbBIiLnR1cm5zdG9uZS52MS5Mb2NhdGVDaGFubmVsUmVxdWVzdBojLnR1cm5zdG9uZS52MS5Mb2NhdGVDaGFubmVsUmVzcG9uc2UiA5ACARJVCgxSZWdpc3Rlck5vZGUSIS50dXJuc3RvbmUudjEuUmVnaXN0ZXJOb2RlUmVxdWVzdBoiLnR1cm5zdG9uZS52MS5SZWdpc3Rlck5vZGVSZXNwb25zZUI/Wj10dXJuc3RvbmUuZGV2L3R1cm5zdG9uZS9pbnRlcm5hbC9hcGkvdHVybnN0b25lL3YxO3R1cm5zdG9uZXYxYgZwcm90bzM", [file_google_protobuf_duration, file_turnstone_v1_common, file_turnstone_v1_node]);
 
 /**
  * @generated from message turnstone.v1.WatchAuthorityRequest
@@ -154,6 +158,12 @@ export const RegisterNodeRequestSchema: GenMessage<RegisterNodeRequest> = /*@__P
  * @generated from message turnstone.v1.RegisterNodeResponse
  */
 export type RegisterNodeResponse = Message<"turnstone.v1.RegisterNodeResponse"> & {
+  /**
+   * The node's shares of the server's pools: all of them, beside the pools of the node's own settings.
+   *
+   * @generated from field: repeated turnstone.v1.PoolShare pools = 1;
+   */
+  pools: PoolShare[];
 };
 
 /**
@@ -162,6 +172,54 @@ export type RegisterNodeResponse = Message<"turnstone.v1.RegisterNodeResponse"> 
  */
 export const RegisterNodeResponseSchema: GenMessage<RegisterNodeResponse> = /*@__PURE__*/
   messageDesc(file_turnstone_v1_controller, 5);
+
+/**
+ * PoolShare says how many sandboxes of a kind wait on a node.
+ *
+ * @generated from message turnstone.v1.PoolShare
+ */
+export type PoolShare = Message<"turnstone.v1.PoolShare"> & {
+  /**
+   * @generated from field: string tenant = 1;
+   */
+  tenant: string;
+
+  /**
+   * @generated from field: string template = 2;
+   */
+  template: string;
+
+  /**
+   * @generated from field: turnstone.v1.Machine machine = 3;
+   */
+  machine?: Machine | undefined;
+
+  /**
+   * How many wait, and how many at most while claims queue.
+   *
+   * @generated from field: uint32 min = 4;
+   */
+  min: number;
+
+  /**
+   * @generated from field: uint32 max = 5;
+   */
+  max: number;
+
+  /**
+   * How long a sandbox beyond min waits.
+   *
+   * @generated from field: google.protobuf.Duration idle = 6;
+   */
+  idle?: Duration | undefined;
+};
+
+/**
+ * Describes the message turnstone.v1.PoolShare.
+ * Use `create(PoolShareSchema)` to create a new message.
+ */
+export const PoolShareSchema: GenMessage<PoolShare> = /*@__PURE__*/
+  messageDesc(file_turnstone_v1_controller, 6);
 
 /**
  * ControllerService is what a controller does for gateways. Callers cannot reach it.

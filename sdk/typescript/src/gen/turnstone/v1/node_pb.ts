@@ -24,7 +24,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file turnstone/v1/node.proto.
  */
 export const file_turnstone_v1_node: GenFile = /*@__PURE__*/
-  fileDesc("Chd0dXJuc3RvbmUvdjEvbm9kZS5wcm90bxIMdHVybnN0b25lLnYxIsQBCglQcmluY2lwYWwSDgoGaXNzdWVyGAEgASgJEg4KBnRlbmFudBgCIAEoCRIPCgdzdWJqZWN0GAMgASgJEhAKCHRva2VuX2lkGAQgASgJEisKB2V4cGlyZXMYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg4KBnNjb3BlcxgGIAMoCRIQCghzZXNzaW9ucxgHIAMoCRIRCgl0ZW1wbGF0ZXMYCCADKAkSEgoKc2FuZGJveF9pZBgJIAEoCSIQCg5HZXROb2RlUmVxdWVzdCJeCg9HZXROb2RlUmVzcG9uc2USIAoEbm9kZRgBIAEoCzISLnR1cm5zdG9uZS52MS5Ob2RlEikKBHdhcm0YAiADKAsyGy50dXJuc3RvbmUudjEuV2FybVNhbmRib3hlcyLwAQoNV2FybVNhbmRib3hlcxIOCgZ0ZW5hbnQYASABKAkSEAoIdGVtcGxhdGUYAiABKAkSJgoHbWFjaGluZRgDIAEoCzIVLnR1cm5zdG9uZS52MS5NYWNoaW5lEgsKA21pbhgEIAEoDRILCgNtYXgYBSABKA0SDQoFcmVhZHkYBiABKA0SDgoGbWFraW5nGAcgASgNEg4KBnF1ZXVlZBgIIAEoDRIPCgdjbGFpbWVkGAkgASgEEgwKBG1hZGUYCiABKAQSDgoGZmFpbGVkGAsgASgEEgwKBGRpZWQYDCABKAQSDwoHZXZpY3RlZBgNIAEoBCLqAQoETm9kZRIMCgRuYW1lGAEgASgJEgsKA2tleRgCIAEoCRInCghjYXBhY2l0eRgDIAEoCzIVLnR1cm5zdG9uZS52MS5NYWNoaW5lEiMKBHVzZWQYBCABKAsyFS50dXJuc3RvbmUudjEuTWFjaGluZRISCgpzdWJzdHJhdGVzGAUgAygJEg8KB3ZlcnNpb24YBiABKAkSKwoHc3RhcnRlZBgHIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASEgoKY3B1X3NoYXJlcxgIIAEoDRITCgtjZXJ0aWZpY2F0ZRgJIAEoDCISChBXYXRjaE5vZGVSZXF1ZXN0Is4CChFXYXRjaE5vZGVSZXNwb25zZRInCgVldmVudBgBIAEoDjIYLnR1cm5zdG9uZS52MS5XYXRjaEV2ZW50EiIKBG5vZGUYAiABKAsyEi50dXJuc3RvbmUudjEuTm9kZUgAEi0KB3NhbmRib3gYAyABKAsyGi50dXJuc3RvbmUudjEuT3duZWRTYW5kYm94SAASJwoEdHVybhgEIAEoCzIXLnR1cm5zdG9uZS52MS5Pd25lZFR1cm5IABItCgdzZXNzaW9uGAUgASgLMhoudHVybnN0b25lLnYxLk93bmVkU2Vzc2lvbkgAEioKCHRlbXBsYXRlGAYgASgLMhYudHVybnN0b25lLnYxLlRlbXBsYXRlSAASLwoIc25hcHNob3QYByABKAsyGy50dXJuc3RvbmUudjEuT3duZWRTbmFwc2hvdEgAQggKBm9iamVjdCJGCgxPd25lZFNhbmRib3gSDgoGdGVuYW50GAEgASgJEiYKB3NhbmRib3gYAiABKAsyFS50dXJuc3RvbmUudjEuU2FuZGJveCI9CglPd25lZFR1cm4SDgoGdGVuYW50GAEgASgJEiAKBHR1cm4YAiABKAsyEi50dXJuc3RvbmUudjEuVHVybiJGCgxPd25lZFNlc3Npb24SDgoGdGVuYW50GAEgASgJEiYKB3Nlc3Npb24YAiABKAsyFS50dXJuc3RvbmUudjEuU2Vzc2lvbiJJCg1Pd25lZFNuYXBzaG90Eg4KBnRlbmFudBgBIAEoCRIoCghzbmFwc2hvdBgCIAEoCzIWLnR1cm5zdG9uZS52MS5TbmFwc2hvdCKqAQofTm9kZVNlcnZpY2VDcmVhdGVTYW5kYm94UmVxdWVzdBIqCglwcmluY2lwYWwYASABKAsyFy50dXJuc3RvbmUudjEuUHJpbmNpcGFsEjMKB3JlcXVlc3QYAiABKAsyIi50dXJuc3RvbmUudjEuQ3JlYXRlU2FuZGJveFJlcXVlc3QSEgoKc2FuZGJveF9pZBgDIAEoCRISCgpzZXNzaW9uX2lkGAQgASgJIvQBCiBOb2RlU2VydmljZUNvbm5lY3RTYW5kYm94UmVxdWVzdBIqCglwcmluY2lwYWwYASABKAsyFy50dXJuc3RvbmUudjEuUHJpbmNpcGFsEjQKB3JlcXVlc3QYAiABKAsyIy50dXJuc3RvbmUudjEuQ29ubmVjdFNhbmRib3hSZXF1ZXN0EjQKBmNyZWF0ZRgDIAEoCzIiLnR1cm5zdG9uZS52MS5DcmVhdGVTYW5kYm94UmVxdWVzdEgAEjAKBGZvcmsYBCABKAsyIC50dXJuc3RvbmUudjEuRm9ya1NhbmRib3hSZXF1ZXN0SABCBgoEbWFkZSKCAQofTm9kZVNlcnZpY2VEZWxldGVTYW5kYm94UmVxdWVzdBIqCglwcmluY2lwYWwYASABKAsyFy50dXJuc3RvbmUudjEuUHJpbmNpcGFsEjMKB3JlcXVlc3QYAiABKAsyIi50dXJuc3RvbmUudjEuRGVsZXRlU2FuZGJveFJlcXVlc3QigAEKHk5vZGVTZXJ2aWNlUGF1c2VTYW5kYm94UmVxdWVzdBIqCglwcmluY2lwYWwYASABKAsyFy50dXJuc3RvbmUudjEuUHJpbmNpcGFsEjIKB3JlcXVlc3QYAiABKAsyIS50dXJuc3RvbmUudjEuUGF1c2VTYW5kYm94UmVxdWVzdCKCAQofTm9kZVNlcnZpY2VSZXN1bWVTYW5kYm94UmVxdWVzdBIqCglwcmluY2lwYWwYASABKAsyFy50dXJuc3RvbmUudjEuUHJpbmNpcGFsEjMKB3JlcXVlc3QYAiABKAsyIi50dXJuc3RvbmUudjEuUmVzdW1lU2FuZGJveFJlcXVlc3QikwEKHU5vZGVTZXJ2aWNlRm9ya1NhbmRib3hSZXF1ZXN0EioKCXByaW5jaXBhbBgBIAEoCzIXLnR1cm5zdG9uZS52MS5QcmluY2lwYWwSMQoHcmVxdWVzdBgCIAEoCzIgLnR1cm5zdG9uZS52MS5Gb3JrU2FuZGJveFJlcXVlc3QSEwoLc2FuZGJveF9pZHMYAyADKAkimwEKIU5vZGVTZXJ2aWNlU25hcHNob3RTYW5kYm94UmVxdWVzdBIqCglwcmluY2lwYWwYASABKAsyFy50dXJuc3RvbmUudjEuUHJpbmNpcGFsEjUKB3JlcXVlc3QYAiABKAsyJC50dXJuc3RvbmUudjEuU25hcHNob3RTYW5kYm94UmVxdWVzdBITCgtzbmFwc2hvdF9pZBgDIAEoCSKEAQogTm9kZVNlcnZpY2VEZWxldGVTbmFwc2hvdFJlcXVlc3QSKgoJcHJpbmNpcGFsGAEgASgLMhcudHVybnN0b25lLnYxLlByaW5jaXBhbBI0CgdyZXF1ZXN0GAIgASgLMiMudHVybnN0b25lLnYxLkRlbGV0ZVNuYXBzaG90UmVxdWVzdCKKAQojTm9kZVNlcnZpY2VTZXRTYW5kYm94VGltZW91dFJlcXVlc3QSKgoJcHJpbmNpcGFsGAEgASgLMhcudHVybnN0b25lLnYxLlByaW5jaXBhbBI3CgdyZXF1ZXN0GAIgASgLMiYudHVybnN0b25lLnYxLlNldFNhbmRib3hUaW1lb3V0UmVxdWVzdCJ8ChxOb2RlU2VydmljZUV4cG9zZVBvcnRSZXF1ZXN0EioKCXByaW5jaXBhbBgBIAEoCzIXLnR1cm5zdG9uZS52MS5QcmluY2lwYWwSMAoHcmVxdWVzdBgCIAEoCzIfLnR1cm5zdG9uZS52MS5FeHBvc2VQb3J0UmVxdWVzdCKjAQodTm9kZVNlcnZpY2VSZXNlcnZlVHVyblJlcXVlc3QSKgoJcHJpbmNpcGFsGAEgASgLMhcudHVybnN0b25lLnYxLlByaW5jaXBhbBIvCgdyZXF1ZXN0GAIgASgLMh4udHVybnN0b25lLnYxLlN0YXJ0VHVyblJlcXVlc3QSEQoJdGlja2V0X2lkGAMgASgJEhIKCnNlc3Npb25faWQYBCABKAkirQEKHU5vZGVTZXJ2aWNlQ29ubmVjdFR1cm5SZXF1ZXN0EioKCXByaW5jaXBhbBgBIAEoCzIXLnR1cm5zdG9uZS52MS5QcmluY2lwYWwSMQoHcmVxdWVzdBgCIAEoCzIgLnR1cm5zdG9uZS52MS5Db25uZWN0VHVyblJlcXVlc3QSLQoFc3RhcnQYAyABKAsyHi50dXJuc3RvbmUudjEuU3RhcnRUdXJuUmVxdWVzdCJ8ChxOb2RlU2VydmljZUNhbmNlbFR1cm5SZXF1ZXN0EioKCXByaW5jaXBhbBgBIAEoCzIXLnR1cm5zdG9uZS52MS5QcmluY2lwYWwSMAoHcmVxdWVzdBgCIAEoCzIfLnR1cm5zdG9uZS52MS5DYW5jZWxUdXJuUmVxdWVzdCKWAQofTm9kZVNlcnZpY2VDcmVhdGVTZXNzaW9uUmVxdWVzdBIqCglwcmluY2lwYWwYASABKAsyFy50dXJuc3RvbmUudjEuUHJpbmNpcGFsEjMKB3JlcXVlc3QYAiABKAsyIi50dXJuc3RvbmUudjEuQ3JlYXRlU2Vzc2lvblJlcXVlc3QSEgoKc2Vzc2lvbl9pZBgDIAEoCSLMAQogTm9kZVNlcnZpY2VDb25uZWN0U2Vzc2lvblJlcXVlc3QSKgoJcHJpbmNpcGFsGAEgASgLMhcudHVybnN0b25lLnYxLlByaW5jaXBhbBI0CgdyZXF1ZXN0GAIgASgLMiMudHVybnN0b25lLnYxLkNvbm5lY3RTZXNzaW9uUmVxdWVzdBISCgpzZXNzaW9uX2lkGAMgASgJEjIKBmNyZWF0ZRgEIAEoCzIiLnR1cm5zdG9uZS52MS5DcmVhdGVTZXNzaW9uUmVxdWVzdCJ+Ch1Ob2RlU2VydmljZUNvbm5lY3ROb2RlUmVxdWVzdBIqCglwcmluY2lwYWwYASABKAsyFy50dXJuc3RvbmUudjEuUHJpbmNpcGFsEjEKB3JlcXVlc3QYAiABKAsyIC50dXJuc3RvbmUudjEuQ29ubmVjdE5vZGVSZXF1ZXN0IpYBCh9Ob2RlU2VydmljZVJlbmFtZVNlc3Npb25SZXF1ZXN0EioKCXByaW5jaXBhbBgBIAEoCzIXLnR1cm5zdG9uZS52MS5QcmluY2lwYWwSMwoHcmVxdWVzdBgCIAEoCzIiLnR1cm5zdG9uZS52MS5SZW5hbWVTZXNzaW9uUmVxdWVzdBISCgpzZXNzaW9uX2lkGAMgASgJIpYBCh9Ob2RlU2VydmljZURlbGV0ZVNlc3Npb25SZXF1ZXN0EioKCXByaW5jaXBhbBgBIAEoCzIXLnR1cm5zdG9uZS52MS5QcmluY2lwYWwSMwoHcmVxdWVzdBgCIAEoCzIiLnR1cm5zdG9uZS52MS5EZWxldGVTZXNzaW9uUmVxdWVzdBISCgpzZXNzaW9uX2lkGAMgASgJIoIBCh9Ob2RlU2VydmljZUJ1aWxkVGVtcGxhdGVSZXF1ZXN0EioKCXByaW5jaXBhbBgBIAEoCzIXLnR1cm5zdG9uZS52MS5QcmluY2lwYWwSMwoHcmVxdWVzdBgCIAEoCzIiLnR1cm5zdG9uZS52MS5CdWlsZFRlbXBsYXRlUmVxdWVzdCKEAQogTm9kZVNlcnZpY2VEZWxldGVUZW1wbGF0ZVJlcXVlc3QSKgoJcHJpbmNpcGFsGAEgASgLMhcudHVybnN0b25lLnYxLlByaW5jaXBhbBI0CgdyZXF1ZXN0GAIgASgLMiMudHVybnN0b25lLnYxLkRlbGV0ZVRlbXBsYXRlUmVxdWVzdCKIAQoiTm9kZVNlcnZpY2VDb25uZWN0VGVtcGxhdGVzUmVxdWVzdBIqCglwcmluY2lwYWwYASABKAsyFy50dXJuc3RvbmUudjEuUHJpbmNpcGFsEjYKB3JlcXVlc3QYAiABKAsyJS50dXJuc3RvbmUudjEuQ29ubmVjdFRlbXBsYXRlc1JlcXVlc3Qy6xEKC05vZGVTZXJ2aWNlEksKB0dldE5vZGUSHC50dXJuc3RvbmUudjEuR2V0Tm9kZVJlcXVlc3QaHS50dXJuc3RvbmUudjEuR2V0Tm9kZVJlc3BvbnNlIgOQAgESTgoJV2F0Y2hOb2RlEh4udHVybnN0b25lLnYxLldhdGNoTm9kZVJlcXVlc3QaHy50dXJuc3RvbmUudjEuV2F0Y2hOb2RlUmVzcG9uc2UwARJjCg1DcmVhdGVTYW5kYm94Ei0udHVybnN0b25lLnYxLk5vZGVTZXJ2aWNlQ3JlYXRlU2FuZGJveFJlcXVlc3QaIy50dXJuc3RvbmUudjEuQ3JlYXRlU2FuZGJveFJlc3BvbnNlEmYKDkNvbm5lY3RTYW5kYm94Ei4udHVybnN0b25lLnYxLk5vZGVTZXJ2aWNlQ29ubmVjdFNhbmRib3hSZXF1ZXN0GiQudHVybnN0b25lLnYxLkNvbm5lY3RTYW5kYm94UmVzcG9uc2USYwoNRGVsZXRlU2FuZGJveBItLnR1cm5zdG9uZS52MS5Ob2RlU2VydmljZURlbGV0ZVNhbmRib3hSZXF1ZXN0GiMudHVybnN0b25lLnYxLkRlbGV0ZVNhbmRib3hSZXNwb25zZRJgCgxQYXVzZVNhbmRib3gSLC50dXJuc3RvbmUudjEuTm9kZVNlcnZpY2VQYXVzZVNhbmRib3hSZXF1ZXN0GiIudHVybnN0b25lLnYxLlBhdXNlU2FuZGJveFJlc3BvbnNlEmMKDVJlc3VtZVNhbmRib3gSLS50dXJuc3RvbmUudjEuTm9kZVNlcnZpY2VSZXN1bWVTYW5kYm94UmVxdWVzdBojLnR1cm5zdG9uZS52MS5SZXN1bWVTYW5kYm94UmVzcG9uc2USXQoLRm9ya1NhbmRib3gSKy50dXJuc3RvbmUudjEuTm9kZVNlcnZpY2VGb3JrU2FuZGJveFJlcXVlc3QaIS50dXJuc3RvbmUudjEuRm9ya1NhbmRib3hSZXNwb25zZRJpCg9TbmFwc2hvdFNhbmRib3gSLy50dXJuc3RvbmUudjEuTm9kZVNlcnZpY2VTbmFwc2hvdFNhbmRib3hSZXF1ZXN0GiUudHVybnN0b25lLnYxLlNuYXBzaG90U2FuZGJveFJlc3BvbnNlEmYKDkRlbGV0ZVNuYXBzaG90Ei4udHVybnN0b25lLnYxLk5vZGVTZXJ2aWNlRGVsZXRlU25hcHNob3RSZXF1ZXN0GiQudHVybnN0b25lLnYxLkRlbGV0ZVNuYXBzaG90UmVzcG9uc2USbwoRU2V0U2FuZGJveFRpbWVvdXQSMS50dXJuc3RvbmUudjEuTm9kZVNlcnZpY2VTZXRTYW5kYm94VGltZW91dFJlcXVlc3QaJy50dXJuc3RvbmUudjEuU2V0U2FuZGJveFRpbWVvdXRSZXNwb25zZRJaCgpFeHBvc2VQb3J0EioudHVybnN0b25lLnYxLk5vZGVTZXJ2aWNlRXhwb3NlUG9ydFJlcXVlc3QaIC50dXJuc3RvbmUudjEuRXhwb3NlUG9ydFJlc3BvbnNlElsKC1Jlc2VydmVUdXJuEisudHVybnN0b25lLnYxLk5vZGVTZXJ2aWNlUmVzZXJ2ZVR1cm5SZXF1ZXN0Gh8udHVybnN0b25lLnYxLlN0YXJ0VHVyblJlc3BvbnNlEl0KC0Nvbm5lY3RUdXJuEisudHVybnN0b25lLnYxLk5vZGVTZXJ2aWNlQ29ubmVjdFR1cm5SZXF1ZXN0GiEudHVybnN0b25lLnYxLkNvbm5lY3RUdXJuUmVzcG9uc2USWgoKQ2FuY2VsVHVybhIqLnR1cm5zdG9uZS52MS5Ob2RlU2VydmljZUNhbmNlbFR1cm5SZXF1ZXN0GiAudHVybnN0b25lLnYxLkNhbmNlbFR1cm5SZXNwb25zZRJjCg1DcmVhdGVTZXNzaW9uEi0udHVybnN0b25lLnYxLk5vZGVTZXJ2aWNlQ3JlYXRlU2Vzc2lvblJlcXVlc3QaIy50dXJuc3RvbmUudjEuQ3JlYXRlU2Vzc2lvblJlc3BvbnNlEmYKDkNvbm5lY3RTZXNzaW9uEi4udHVybnN0b25lLnYxLk5vZGVTZXJ2aWNlQ29ubmVjdFNlc3Npb25SZXF1ZXN0GiQudHVybnN0b25lLnYxLkNvbm5lY3RTZXNzaW9uUmVzcG9uc2USXQoLQ29ubmVjdE5vZGUSKy50dXJuc3RvbmUudjEuTm9kZVNlcnZpY2VDb25uZWN0Tm9kZVJlcXVlc3QaIS50dXJuc3RvbmUudjEuQ29ubmVjdE5vZGVSZXNwb25zZRJjCg1SZW5hbWVTZXNzaW9uEi0udHVybnN0b25lLnYxLk5vZGVTZXJ2aWNlUmVuYW1lU2Vzc2lvblJlcXVlc3QaIy50dXJuc3RvbmUudjEuUmVuYW1lU2Vzc2lvblJlc3BvbnNlEmMKDURlbGV0ZVNlc3Npb24SLS50dXJuc3RvbmUudjEuTm9kZVNlcnZpY2VEZWxldGVTZXNzaW9uUmVxdWVzdBojLnR1cm5zdG9uZS52MS5EZWxldGVTZXNzaW9uUmVzcG9uc2USYwoNQnVpbGRUZW1wbGF0ZRItLnR1cm5zdG9uZS52MS5Ob2RlU2VydmljZUJ1aWxkVGVtcGxhdGVSZXF1ZXN0GiMudHVybnN0b25lLnYxLkJ1aWxkVGVtcGxhdGVSZXNwb25zZRJmCg5EZWxldGVUZW1wbGF0ZRIuLnR1cm5zdG9uZS52MS5Ob2RlU2VydmljZURlbGV0ZVRlbXBsYXRlUmVxdWVzdBokLnR1cm5zdG9uZS52MS5EZWxldGVUZW1wbGF0ZVJlc3BvbnNlEmwKEENvbm5lY3RUZW1wbGF0ZXMSMC50dXJuc3RvbmUudjEuTm9kZVNlcnZpY2VDb25uZWN0VGVtcGxhdGVzUmVxdWVzdBomLnR1cm5zdG9uZS52MS5Db25uZWN0VGVtcGxhdGVzUmVzcG9uc2VCP1o9dHVybnN0b25lLmRldi90dXJuc3RvbmUvaW50ZXJuYWwvYXBpL3R1cm5zdG9uZS92MTt0dXJuc3RvbmV2MWIGcHJvdG8z", [file_google_protobuf_timestamp, file_turnstone_v1_common, file_turnstone_v1_sandbox, file_turnstone_v1_session, file_turnstone_v1_template, file_turnstone_v1_turn]);
+  fileDesc("Chd0dXJuc3RvbmUvdjEvbm9kZS5wcm90bxIMdHVybnN0b25lLnYxIsQBCglQcmluY2lwYWwSDgoGaXNzdWVyGAEgASgJEg4KBnRlbmFudBgCIAEoCRIPCgdzdWJqZWN0GAMgASgJEhAKCHRva2VuX2lkGAQgASgJEisKB2V4cGlyZXMYBSABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg4KBnNjb3BlcxgGIAMoCRIQCghzZXNzaW9ucxgHIAMoCRIRCgl0ZW1wbGF0ZXMYCCADKAkSEgoKc2FuZGJveF9pZBgJIAEoCSIQCg5HZXROb2RlUmVxdWVzdCJeCg9HZXROb2RlUmVzcG9uc2USIAoEbm9kZRgBIAEoCzISLnR1cm5zdG9uZS52MS5Ob2RlEikKBHdhcm0YAiADKAsyGy50dXJuc3RvbmUudjEuV2FybVNhbmRib3hlcyLwAQoNV2FybVNhbmRib3hlcxIOCgZ0ZW5hbnQYASABKAkSEAoIdGVtcGxhdGUYAiABKAkSJgoHbWFjaGluZRgDIAEoCzIVLnR1cm5zdG9uZS52MS5NYWNoaW5lEgsKA21pbhgEIAEoDRILCgNtYXgYBSABKA0SDQoFcmVhZHkYBiABKA0SDgoGbWFraW5nGAcgASgNEg4KBnF1ZXVlZBgIIAEoDRIPCgdjbGFpbWVkGAkgASgEEgwKBG1hZGUYCiABKAQSDgoGZmFpbGVkGAsgASgEEgwKBGRpZWQYDCABKAQSDwoHZXZpY3RlZBgNIAEoBCK8AgoETm9kZRIMCgRuYW1lGAEgASgJEgsKA2tleRgCIAEoCRInCghjYXBhY2l0eRgDIAEoCzIVLnR1cm5zdG9uZS52MS5NYWNoaW5lEiMKBHVzZWQYBCABKAsyFS50dXJuc3RvbmUudjEuTWFjaGluZRISCgpzdWJzdHJhdGVzGAUgAygJEg8KB3ZlcnNpb24YBiABKAkSKwoHc3RhcnRlZBgHIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASEgoKY3B1X3NoYXJlcxgIIAEoDRITCgtjZXJ0aWZpY2F0ZRgJIAEoDBIkCgR3YXJtGAogAygLMhYudHVybnN0b25lLnYxLldhcm1LaW5kEhAKCGRyYWluaW5nGAsgASgIEhgKEGF2YWlsYWJsZV9tZW1vcnkYDCABKAQiYwoIV2FybUtpbmQSDgoGdGVuYW50GAEgASgJEhAKCHRlbXBsYXRlGAIgASgJEiYKB21hY2hpbmUYAyABKAsyFS50dXJuc3RvbmUudjEuTWFjaGluZRINCgVyZWFkeRgEIAEoDSISChBXYXRjaE5vZGVSZXF1ZXN0Is4CChFXYXRjaE5vZGVSZXNwb25zZRInCgVldmVudBgBIAEoDjIYLnR1cm5zdG9uZS52MS5XYXRjaEV2ZW50EiIKBG5vZGUYAiABKAsyEi50dXJuc3RvbmUudjEuTm9kZUgAEi0KB3NhbmRib3gYAyABKAsyGi50dXJuc3RvbmUudjEuT3duZWRTYW5kYm94SAASJwoEdHVybhgEIAEoCzIXLnR1cm5zdG9uZS52MS5Pd25lZFR1cm5IABItCgdzZXNzaW9uGAUgASgLMhoudHVybnN0b25lLnYxLk93bmVkU2Vzc2lvbkgAEioKCHRlbXBsYXRlGAYgASgLMhYudHVybnN0b25lLnYxLlRlbXBsYXRlSAASLwoIc25hcHNob3QYByABKAsyGy50dXJuc3RvbmUudjEuT3duZWRTbmFwc2hvdEgAQggKBm9iamVjdCJGCgxPd25lZFNhbmRib3gSDgoGdGVuYW50GAEgASgJEiYKB3NhbmRib3gYAiABKAsyFS50dXJuc3RvbmUudjEuU2FuZGJveCI9CglPd25lZFR1cm4SDgoGdGVuYW50GAEgASgJEiAKBHR1cm4YAiABKAsyEi50dXJuc3RvbmUudjEuVHVybiJGCgxPd25lZFNlc3Npb24SDgoGdGVuYW50GAEgASgJEiYKB3Nlc3Npb24YAiABKAsyFS50dXJuc3RvbmUudjEuU2Vzc2lvbiJJCg1Pd25lZFNuYXBzaG90Eg4KBnRlbmFudBgBIAEoCRIoCghzbmFwc2hvdBgCIAEoCzIWLnR1cm5zdG9uZS52MS5TbmFwc2hvdCKqAQofTm9kZVNlcnZpY2VDcmVhdGVTYW5kYm94UmVxdWVzdBIqCglwcmluY2lwYWwYASABKAsyFy50dXJuc3RvbmUudjEuUHJpbmNpcGFsEjMKB3JlcXVlc3QYAiABKAsyIi50dXJuc3RvbmUudjEuQ3JlYXRlU2FuZGJveFJlcXVlc3QSEgoKc2FuZGJveF9pZBgDIAEoCRISCgpzZXNzaW9uX2lkGAQgASgJIvQBCiBOb2RlU2VydmljZUNvbm5lY3RTYW5kYm94UmVxdWVzdBIqCglwcmluY2lwYWwYASABKAsyFy50dXJuc3RvbmUudjEuUHJpbmNpcGFsEjQKB3JlcXVlc3QYAiABKAsyIy50dXJuc3RvbmUudjEuQ29ubmVjdFNhbmRib3hSZXF1ZXN0EjQKBmNyZWF0ZRgDIAEoCzIiLnR1cm5zdG9uZS52MS5DcmVhdGVTYW5kYm94UmVxdWVzdEgAEjAKBGZvcmsYBCABKAsyIC50dXJuc3RvbmUudjEuRm9ya1NhbmRib3hSZXF1ZXN0SABCBgoEbWFkZSKCAQofTm9kZVNlcnZpY2VEZWxldGVTYW5kYm94UmVxdWVzdBIqCglwcmluY2lwYWwYASABKAsyFy50dXJuc3RvbmUudjEuUHJpbmNpcGFsEjMKB3JlcXVlc3QYAiABKAsyIi50dXJuc3RvbmUudjEuRGVsZXRlU2FuZGJveFJlcXVlc3QigAEKHk5vZGVTZXJ2aWNlUGF1c2VTYW5kYm94UmVxdWVzdBIqCglwcmluY2lwYWwYASABKAsyFy50dXJuc3RvbmUudjEuUHJpbmNpcGFsEjIKB3JlcXVlc3QYAiABKAsyIS50dXJuc3RvbmUudjEuUGF1c2VTYW5kYm94UmVxdWVzdCKCAQofTm9kZVNlcnZpY2VSZXN1bWVTYW5kYm94UmVxdWVzdBIqCglwcmluY2lwYWwYASABKAsyFy50dXJuc3RvbmUudjEuUHJpbmNpcGFsEjMKB3JlcXVlc3QYAiABKAsyIi50dXJuc3RvbmUudjEuUmVzdW1lU2FuZGJveFJlcXVlc3QikwEKHU5vZGVTZXJ2aWNlRm9ya1NhbmRib3hSZXF1ZXN0EioKCXByaW5jaXBhbBgBIAEoCzIXLnR1cm5zdG9uZS52MS5QcmluY2lwYWwSMQoHcmVxdWVzdBgCIAEoCzIgLnR1cm5zdG9uZS52MS5Gb3JrU2FuZGJveFJlcXVlc3QSEwoLc2FuZGJveF9pZHMYAyADKAkimwEKIU5vZGVTZXJ2aWNlU25hcHNob3RTYW5kYm94UmVxdWVzdBIqCglwcmluY2lwYWwYASABKAsyFy50dXJuc3RvbmUudjEuUHJpbmNpcGFsEjUKB3JlcXVlc3QYAiABKAsyJC50dXJuc3RvbmUudjEuU25hcHNob3RTYW5kYm94UmVxdWVzdBITCgtzbmFwc2hvdF9pZBgDIAEoCSKEAQogTm9kZVNlcnZpY2VEZWxldGVTbmFwc2hvdFJlcXVlc3QSKgoJcHJpbmNpcGFsGAEgASgLMhcudHVybnN0b25lLnYxLlByaW5jaXBhbBI0CgdyZXF1ZXN0GAIgASgLMiMudHVybnN0b25lLnYxLkRlbGV0ZVNuYXBzaG90UmVxdWVzdCKKAQojTm9kZVNlcnZpY2VTZXRTYW5kYm94VGltZW91dFJlcXVlc3QSKgoJcHJpbmNpcGFsGAEgASgLMhcudHVybnN0b25lLnYxLlByaW5jaXBhbBI3CgdyZXF1ZXN0GAIgASgLMiYudHVybnN0b25lLnYxLlNldFNhbmRib3hUaW1lb3V0UmVxdWVzdCJ8ChxOb2RlU2VydmljZUV4cG9zZVBvcnRSZXF1ZXN0EioKCXByaW5jaXBhbBgBIAEoCzIXLnR1cm5zdG9uZS52MS5QcmluY2lwYWwSMAoHcmVxdWVzdBgCIAEoCzIfLnR1cm5zdG9uZS52MS5FeHBvc2VQb3J0UmVxdWVzdCKjAQodTm9kZVNlcnZpY2VSZXNlcnZlVHVyblJlcXVlc3QSKgoJcHJpbmNpcGFsGAEgASgLMhcudHVybnN0b25lLnYxLlByaW5jaXBhbBIvCgdyZXF1ZXN0GAIgASgLMh4udHVybnN0b25lLnYxLlN0YXJ0VHVyblJlcXVlc3QSEQoJdGlja2V0X2lkGAMgASgJEhIKCnNlc3Npb25faWQYBCABKAkirQEKHU5vZGVTZXJ2aWNlQ29ubmVjdFR1cm5SZXF1ZXN0EioKCXByaW5jaXBhbBgBIAEoCzIXLnR1cm5zdG9uZS52MS5QcmluY2lwYWwSMQoHcmVxdWVzdBgCIAEoCzIgLnR1cm5zdG9uZS52MS5Db25uZWN0VHVyblJlcXVlc3QSLQoFc3RhcnQYAyABKAsyHi50dXJuc3RvbmUudjEuU3RhcnRUdXJuUmVxdWVzdCJ8ChxOb2RlU2VydmljZUNhbmNlbFR1cm5SZXF1ZXN0EioKCXByaW5jaXBhbBgBIAEoCzIXLnR1cm5zdG9uZS52MS5QcmluY2lwYWwSMAoHcmVxdWVzdBgCIAEoCzIfLnR1cm5zdG9uZS52MS5DYW5jZWxUdXJuUmVxdWVzdCKWAQofTm9kZVNlcnZpY2VDcmVhdGVTZXNzaW9uUmVxdWVzdBIqCglwcmluY2lwYWwYASABKAsyFy50dXJuc3RvbmUudjEuUHJpbmNpcGFsEjMKB3JlcXVlc3QYAiABKAsyIi50dXJuc3RvbmUudjEuQ3JlYXRlU2Vzc2lvblJlcXVlc3QSEgoKc2Vzc2lvbl9pZBgDIAEoCSLMAQogTm9kZVNlcnZpY2VDb25uZWN0U2Vzc2lvblJlcXVlc3QSKgoJcHJpbmNpcGFsGAEgASgLMhcudHVybnN0b25lLnYxLlByaW5jaXBhbBI0CgdyZXF1ZXN0GAIgASgLMiMudHVybnN0b25lLnYxLkNvbm5lY3RTZXNzaW9uUmVxdWVzdBISCgpzZXNzaW9uX2lkGAMgASgJEjIKBmNyZWF0ZRgEIAEoCzIiLnR1cm5zdG9uZS52MS5DcmVhdGVTZXNzaW9uUmVxdWVzdCJ+Ch1Ob2RlU2VydmljZUNvbm5lY3ROb2RlUmVxdWVzdBIqCglwcmluY2lwYWwYASABKAsyFy50dXJuc3RvbmUudjEuUHJpbmNpcGFsEjEKB3JlcXVlc3QYAiABKAsyIC50dXJuc3RvbmUudjEuQ29ubmVjdE5vZGVSZXF1ZXN0IpYBCh9Ob2RlU2VydmljZVJlbmFtZVNlc3Npb25SZXF1ZXN0EioKCXByaW5jaXBhbBgBIAEoCzIXLnR1cm5zdG9uZS52MS5QcmluY2lwYWwSMwoHcmVxdWVzdBgCIAEoCzIiLnR1cm5zdG9uZS52MS5SZW5hbWVTZXNzaW9uUmVxdWVzdBISCgpzZXNzaW9uX2lkGAMgASgJIpYBCh9Ob2RlU2VydmljZURlbGV0ZVNlc3Npb25SZXF1ZXN0EioKCXByaW5jaXBhbBgBIAEoCzIXLnR1cm5zdG9uZS52MS5QcmluY2lwYWwSMwoHcmVxdWVzdBgCIAEoCzIiLnR1cm5zdG9uZS52MS5EZWxldGVTZXNzaW9uUmVxdWVzdBISCgpzZXNzaW9uX2lkGAMgASgJIoIBCh9Ob2RlU2VydmljZUJ1aWxkVGVtcGxhdGVSZXF1ZXN0EioKCXByaW5jaXBhbBgBIAEoCzIXLnR1cm5zdG9uZS52MS5QcmluY2lwYWwSMwoHcmVxdWVzdBgCIAEoCzIiLnR1cm5zdG9uZS52MS5CdWlsZFRlbXBsYXRlUmVxdWVzdCKEAQogTm9kZVNlcnZpY2VEZWxldGVUZW1wbGF0ZVJlcXVlc3QSKgoJcHJpbmNpcGFsGAEgASgLMhcudHVybnN0b25lLnYxLlByaW5jaXBhbBI0CgdyZXF1ZXN0GAIgASgLMiMudHVybnN0b25lLnYxLkRlbGV0ZVRlbXBsYXRlUmVxdWVzdCKIAQoiTm9kZVNlcnZpY2VDb25uZWN0VGVtcGxhdGVzUmVxdWVzdBIqCglwcmluY2lwYWwYASABKAsyFy50dXJuc3RvbmUudjEuUHJpbmNpcGFsEjYKB3JlcXVlc3QYAiABKAsyJS50dXJuc3RvbmUudjEuQ29ubmVjdFRlbXBsYXRlc1JlcXVlc3Qy6xEKC05vZGVTZXJ2aWNlEksKB0dldE5vZGUSHC50dXJuc3RvbmUudjEuR2V0Tm9kZVJlcXVlc3QaHS50dXJuc3RvbmUudjEuR2V0Tm9kZVJlc3BvbnNlIgOQAgESTgoJV2F0Y2hOb2RlEh4udHVybnN0b25lLnYxLldhdGNoTm9kZVJlcXVlc3QaHy50dXJuc3RvbmUudjEuV2F0Y2hOb2RlUmVzcG9uc2UwARJjCg1DcmVhdGVTYW5kYm94Ei0udHVybnN0b25lLnYxLk5vZGVTZXJ2aWNlQ3JlYXRlU2FuZGJveFJlcXVlc3QaIy50dXJuc3RvbmUudjEuQ3JlYXRlU2FuZGJveFJlc3BvbnNlEmYKDkNvbm5lY3RTYW5kYm94Ei4udHVybnN0b25lLnYxLk5vZGVTZXJ2aWNlQ29ubmVjdFNhbmRib3hSZXF1ZXN0GiQudHVybnN0b25lLnYxLkNvbm5lY3RTYW5kYm94UmVzcG9uc2USYwoNRGVsZXRlU2FuZGJveBItLnR1cm5zdG9uZS52MS5Ob2RlU2VydmljZURlbGV0ZVNhbmRib3hSZXF1ZXN0GiMudHVybnN0b25lLnYxLkRlbGV0ZVNhbmRib3hSZXNwb25zZRJgCgxQYXVzZVNhbmRib3gSLC50dXJuc3RvbmUudjEuTm9kZVNlcnZpY2VQYXVzZVNhbmRib3hSZXF1ZXN0GiIudHVybnN0b25lLnYxLlBhdXNlU2FuZGJveFJlc3BvbnNlEmMKDVJlc3VtZVNhbmRib3gSLS50dXJuc3RvbmUudjEuTm9kZVNlcnZpY2VSZXN1bWVTYW5kYm94UmVxdWVzdBojLnR1cm5zdG9uZS52MS5SZXN1bWVTYW5kYm94UmVzcG9uc2USXQoLRm9ya1NhbmRib3gSKy50dXJuc3RvbmUudjEuTm9kZVNlcnZpY2VGb3JrU2FuZGJveFJlcXVlc3QaIS50dXJuc3RvbmUudjEuRm9ya1NhbmRib3hSZXNwb25zZRJpCg9TbmFwc2hvdFNhbmRib3gSLy50dXJuc3RvbmUudjEuTm9kZVNlcnZpY2VTbmFwc2hvdFNhbmRib3hSZXF1ZXN0GiUudHVybnN0b25lLnYxLlNuYXBzaG90U2FuZGJveFJlc3BvbnNlEmYKDkRlbGV0ZVNuYXBzaG90Ei4udHVybnN0b25lLnYxLk5vZGVTZXJ2aWNlRGVsZXRlU25hcHNob3RSZXF1ZXN0GiQudHVybnN0b25lLnYxLkRlbGV0ZVNuYXBzaG90UmVzcG9uc2USbwoRU2V0U2FuZGJveFRpbWVvdXQSMS50dXJuc3RvbmUudjEuTm9kZVNlcnZpY2VTZXRTYW5kYm94VGltZW91dFJlcXVlc3QaJy50dXJuc3RvbmUudjEuU2V0U2FuZGJveFRpbWVvdXRSZXNwb25zZRJaCgpFeHBvc2VQb3J0EioudHVybnN0b25lLnYxLk5vZGVTZXJ2aWNlRXhwb3NlUG9ydFJlcXVlc3QaIC50dXJuc3RvbmUudjEuRXhwb3NlUG9ydFJlc3BvbnNlElsKC1Jlc2VydmVUdXJuEisudHVybnN0b25lLnYxLk5vZGVTZXJ2aWNlUmVzZXJ2ZVR1cm5SZXF1ZXN0Gh8udHVybnN0b25lLnYxLlN0YXJ0VHVyblJlc3BvbnNlEl0KC0Nvbm5lY3RUdXJuEisudHVybnN0b25lLnYxLk5vZGVTZXJ2aWNlQ29ubmVjdFR1cm5SZXF1ZXN0GiEudHVybnN0b25lLnYxLkNvbm5lY3RUdXJuUmVzcG9uc2USWgoKQ2FuY2VsVHVybhIqLnR1cm5zdG9uZS52MS5Ob2RlU2VydmljZUNhbmNlbFR1cm5SZXF1ZXN0GiAudHVybnN0b25lLnYxLkNhbmNlbFR1cm5SZXNwb25zZRJjCg1DcmVhdGVTZXNzaW9uEi0udHVybnN0b25lLnYxLk5vZGVTZXJ2aWNlQ3JlYXRlU2Vzc2lvblJlcXVlc3QaIy50dXJuc3RvbmUudjEuQ3JlYXRlU2Vzc2lvblJlc3BvbnNlEmYKDkNvbm5lY3RTZXNzaW9uEi4udHVybnN0b25lLnYxLk5vZGVTZXJ2aWNlQ29ubmVjdFNlc3Npb25SZXF1ZXN0GiQudHVybnN0b25lLnYxLkNvbm5lY3RTZXNzaW9uUmVzcG9uc2USXQoLQ29ubmVjdE5vZGUSKy50dXJuc3RvbmUudjEuTm9kZVNlcnZpY2VDb25uZWN0Tm9kZVJlcXVlc3QaIS50dXJuc3RvbmUudjEuQ29ubmVjdE5vZGVSZXNwb25zZRJjCg1SZW5hbWVTZXNzaW9uEi0udHVybnN0b25lLnYxLk5vZGVTZXJ2aWNlUmVuYW1lU2Vzc2lvblJlcXVlc3QaIy50dXJuc3RvbmUudjEuUmVuYW1lU2Vzc2lvblJlc3BvbnNlEmMKDURlbGV0ZVNlc3Npb24SLS50dXJuc3RvbmUudjEuTm9kZVNlcnZpY2VEZWxldGVTZXNzaW9uUmVxdWVzdBojLnR1cm5zdG9uZS52MS5EZWxldGVTZXNzaW9uUmVzcG9uc2USYwoNQnVpbGRUZW1wbGF0ZRItLnR1cm5zdG9uZS52MS5Ob2RlU2VydmljZUJ1aWxkVGVtcGxhdGVSZXF1ZXN0GiMudHVybnN0b25lLnYxLkJ1aWxkVGVtcGxhdGVSZXNwb25zZRJmCg5EZWxldGVUZW1wbGF0ZRIuLnR1cm5zdG9uZS52MS5Ob2RlU2VydmljZURlbGV0ZVRlbXBsYXRlUmVxdWVzdBokLnR1cm5zdG9uZS52MS5EZWxldGVUZW1wbGF0ZVJlc3BvbnNlEmwKEENvbm5lY3RUZW1wbGF0ZXMSMC50dXJuc3RvbmUudjEuTm9kZVNlcnZpY2VDb25uZWN0VGVtcGxhdGVzUmVxdWVzdBomLnR1cm5zdG9uZS52MS5Db25uZWN0VGVtcGxhdGVzUmVzcG9uc2VCP1o9dHVybnN0b25lLmRldi90dXJuc3RvbmUvaW50ZXJuYWwvYXBpL3R1cm5zdG9uZS92MTt0dXJuc3RvbmV2MWIGcHJvdG8z", [file_google_protobuf_timestamp, file_turnstone_v1_common, file_turnstone_v1_sandbox, file_turnstone_v1_session, file_turnstone_v1_template, file_turnstone_v1_turn]);
 
 /**
  * Principal is whom a token names, and what the token permits.
@@ -288,6 +288,27 @@ export type Node = Message<"turnstone.v1.Node"> & {
    * @generated from field: bytes certificate = 9;
    */
   certificate: Uint8Array;
+
+  /**
+   * The sandboxes that wait for a claim.
+   *
+   * @generated from field: repeated turnstone.v1.WarmKind warm = 10;
+   */
+  warm: WarmKind[];
+
+  /**
+   * Whether the node ends soon, and gets no new work.
+   *
+   * @generated from field: bool draining = 11;
+   */
+  draining: boolean;
+
+  /**
+   * The memory that the computer can still give without swapping, as measured; 0: not measured.
+   *
+   * @generated from field: uint64 available_memory = 12;
+   */
+  availableMemory: bigint;
 };
 
 /**
@@ -296,6 +317,40 @@ export type Node = Message<"turnstone.v1.Node"> & {
  */
 export const NodeSchema: GenMessage<Node> = /*@__PURE__*/
   messageDesc(file_turnstone_v1_node, 4);
+
+/**
+ * WarmKind says how many sandboxes of a kind wait.
+ *
+ * @generated from message turnstone.v1.WarmKind
+ */
+export type WarmKind = Message<"turnstone.v1.WarmKind"> & {
+  /**
+   * @generated from field: string tenant = 1;
+   */
+  tenant: string;
+
+  /**
+   * @generated from field: string template = 2;
+   */
+  template: string;
+
+  /**
+   * @generated from field: turnstone.v1.Machine machine = 3;
+   */
+  machine?: Machine | undefined;
+
+  /**
+   * @generated from field: uint32 ready = 4;
+   */
+  ready: number;
+};
+
+/**
+ * Describes the message turnstone.v1.WarmKind.
+ * Use `create(WarmKindSchema)` to create a new message.
+ */
+export const WarmKindSchema: GenMessage<WarmKind> = /*@__PURE__*/
+  messageDesc(file_turnstone_v1_node, 5);
 
 /**
  * @generated from message turnstone.v1.WatchNodeRequest
@@ -308,7 +363,7 @@ export type WatchNodeRequest = Message<"turnstone.v1.WatchNodeRequest"> & {
  * Use `create(WatchNodeRequestSchema)` to create a new message.
  */
 export const WatchNodeRequestSchema: GenMessage<WatchNodeRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 5);
+  messageDesc(file_turnstone_v1_node, 6);
 
 /**
  * WatchNodeResponse is one event.
@@ -368,7 +423,7 @@ export type WatchNodeResponse = Message<"turnstone.v1.WatchNodeResponse"> & {
  * Use `create(WatchNodeResponseSchema)` to create a new message.
  */
 export const WatchNodeResponseSchema: GenMessage<WatchNodeResponse> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 6);
+  messageDesc(file_turnstone_v1_node, 7);
 
 /**
  * OwnedSandbox is a sandbox and its tenant.
@@ -392,7 +447,7 @@ export type OwnedSandbox = Message<"turnstone.v1.OwnedSandbox"> & {
  * Use `create(OwnedSandboxSchema)` to create a new message.
  */
 export const OwnedSandboxSchema: GenMessage<OwnedSandbox> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 7);
+  messageDesc(file_turnstone_v1_node, 8);
 
 /**
  * OwnedTurn is a turn and its tenant.
@@ -416,7 +471,7 @@ export type OwnedTurn = Message<"turnstone.v1.OwnedTurn"> & {
  * Use `create(OwnedTurnSchema)` to create a new message.
  */
 export const OwnedTurnSchema: GenMessage<OwnedTurn> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 8);
+  messageDesc(file_turnstone_v1_node, 9);
 
 /**
  * OwnedSession is a session and its tenant.
@@ -440,7 +495,7 @@ export type OwnedSession = Message<"turnstone.v1.OwnedSession"> & {
  * Use `create(OwnedSessionSchema)` to create a new message.
  */
 export const OwnedSessionSchema: GenMessage<OwnedSession> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 9);
+  messageDesc(file_turnstone_v1_node, 10);
 
 /**
  * OwnedSnapshot is a snapshot and its tenant.
@@ -464,7 +519,7 @@ export type OwnedSnapshot = Message<"turnstone.v1.OwnedSnapshot"> & {
  * Use `create(OwnedSnapshotSchema)` to create a new message.
  */
 export const OwnedSnapshotSchema: GenMessage<OwnedSnapshot> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 10);
+  messageDesc(file_turnstone_v1_node, 11);
 
 /**
  * @generated from message turnstone.v1.NodeServiceCreateSandboxRequest
@@ -500,7 +555,7 @@ export type NodeServiceCreateSandboxRequest = Message<"turnstone.v1.NodeServiceC
  * Use `create(NodeServiceCreateSandboxRequestSchema)` to create a new message.
  */
 export const NodeServiceCreateSandboxRequestSchema: GenMessage<NodeServiceCreateSandboxRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 11);
+  messageDesc(file_turnstone_v1_node, 12);
 
 /**
  * @generated from message turnstone.v1.NodeServiceConnectSandboxRequest
@@ -542,7 +597,7 @@ export type NodeServiceConnectSandboxRequest = Message<"turnstone.v1.NodeService
  * Use `create(NodeServiceConnectSandboxRequestSchema)` to create a new message.
  */
 export const NodeServiceConnectSandboxRequestSchema: GenMessage<NodeServiceConnectSandboxRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 12);
+  messageDesc(file_turnstone_v1_node, 13);
 
 /**
  * @generated from message turnstone.v1.NodeServiceDeleteSandboxRequest
@@ -564,7 +619,7 @@ export type NodeServiceDeleteSandboxRequest = Message<"turnstone.v1.NodeServiceD
  * Use `create(NodeServiceDeleteSandboxRequestSchema)` to create a new message.
  */
 export const NodeServiceDeleteSandboxRequestSchema: GenMessage<NodeServiceDeleteSandboxRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 13);
+  messageDesc(file_turnstone_v1_node, 14);
 
 /**
  * @generated from message turnstone.v1.NodeServicePauseSandboxRequest
@@ -586,7 +641,7 @@ export type NodeServicePauseSandboxRequest = Message<"turnstone.v1.NodeServicePa
  * Use `create(NodeServicePauseSandboxRequestSchema)` to create a new message.
  */
 export const NodeServicePauseSandboxRequestSchema: GenMessage<NodeServicePauseSandboxRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 14);
+  messageDesc(file_turnstone_v1_node, 15);
 
 /**
  * @generated from message turnstone.v1.NodeServiceResumeSandboxRequest
@@ -608,7 +663,7 @@ export type NodeServiceResumeSandboxRequest = Message<"turnstone.v1.NodeServiceR
  * Use `create(NodeServiceResumeSandboxRequestSchema)` to create a new message.
  */
 export const NodeServiceResumeSandboxRequestSchema: GenMessage<NodeServiceResumeSandboxRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 15);
+  messageDesc(file_turnstone_v1_node, 16);
 
 /**
  * @generated from message turnstone.v1.NodeServiceForkSandboxRequest
@@ -637,7 +692,7 @@ export type NodeServiceForkSandboxRequest = Message<"turnstone.v1.NodeServiceFor
  * Use `create(NodeServiceForkSandboxRequestSchema)` to create a new message.
  */
 export const NodeServiceForkSandboxRequestSchema: GenMessage<NodeServiceForkSandboxRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 16);
+  messageDesc(file_turnstone_v1_node, 17);
 
 /**
  * @generated from message turnstone.v1.NodeServiceSnapshotSandboxRequest
@@ -666,7 +721,7 @@ export type NodeServiceSnapshotSandboxRequest = Message<"turnstone.v1.NodeServic
  * Use `create(NodeServiceSnapshotSandboxRequestSchema)` to create a new message.
  */
 export const NodeServiceSnapshotSandboxRequestSchema: GenMessage<NodeServiceSnapshotSandboxRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 17);
+  messageDesc(file_turnstone_v1_node, 18);
 
 /**
  * @generated from message turnstone.v1.NodeServiceDeleteSnapshotRequest
@@ -688,7 +743,7 @@ export type NodeServiceDeleteSnapshotRequest = Message<"turnstone.v1.NodeService
  * Use `create(NodeServiceDeleteSnapshotRequestSchema)` to create a new message.
  */
 export const NodeServiceDeleteSnapshotRequestSchema: GenMessage<NodeServiceDeleteSnapshotRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 18);
+  messageDesc(file_turnstone_v1_node, 19);
 
 /**
  * @generated from message turnstone.v1.NodeServiceSetSandboxTimeoutRequest
@@ -710,7 +765,7 @@ export type NodeServiceSetSandboxTimeoutRequest = Message<"turnstone.v1.NodeServ
  * Use `create(NodeServiceSetSandboxTimeoutRequestSchema)` to create a new message.
  */
 export const NodeServiceSetSandboxTimeoutRequestSchema: GenMessage<NodeServiceSetSandboxTimeoutRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 19);
+  messageDesc(file_turnstone_v1_node, 20);
 
 /**
  * @generated from message turnstone.v1.NodeServiceExposePortRequest
@@ -732,7 +787,7 @@ export type NodeServiceExposePortRequest = Message<"turnstone.v1.NodeServiceExpo
  * Use `create(NodeServiceExposePortRequestSchema)` to create a new message.
  */
 export const NodeServiceExposePortRequestSchema: GenMessage<NodeServiceExposePortRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 20);
+  messageDesc(file_turnstone_v1_node, 21);
 
 /**
  * @generated from message turnstone.v1.NodeServiceReserveTurnRequest
@@ -768,7 +823,7 @@ export type NodeServiceReserveTurnRequest = Message<"turnstone.v1.NodeServiceRes
  * Use `create(NodeServiceReserveTurnRequestSchema)` to create a new message.
  */
 export const NodeServiceReserveTurnRequestSchema: GenMessage<NodeServiceReserveTurnRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 21);
+  messageDesc(file_turnstone_v1_node, 22);
 
 /**
  * @generated from message turnstone.v1.NodeServiceConnectTurnRequest
@@ -797,7 +852,7 @@ export type NodeServiceConnectTurnRequest = Message<"turnstone.v1.NodeServiceCon
  * Use `create(NodeServiceConnectTurnRequestSchema)` to create a new message.
  */
 export const NodeServiceConnectTurnRequestSchema: GenMessage<NodeServiceConnectTurnRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 22);
+  messageDesc(file_turnstone_v1_node, 23);
 
 /**
  * @generated from message turnstone.v1.NodeServiceCancelTurnRequest
@@ -819,7 +874,7 @@ export type NodeServiceCancelTurnRequest = Message<"turnstone.v1.NodeServiceCanc
  * Use `create(NodeServiceCancelTurnRequestSchema)` to create a new message.
  */
 export const NodeServiceCancelTurnRequestSchema: GenMessage<NodeServiceCancelTurnRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 23);
+  messageDesc(file_turnstone_v1_node, 24);
 
 /**
  * @generated from message turnstone.v1.NodeServiceCreateSessionRequest
@@ -848,7 +903,7 @@ export type NodeServiceCreateSessionRequest = Message<"turnstone.v1.NodeServiceC
  * Use `create(NodeServiceCreateSessionRequestSchema)` to create a new message.
  */
 export const NodeServiceCreateSessionRequestSchema: GenMessage<NodeServiceCreateSessionRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 24);
+  messageDesc(file_turnstone_v1_node, 25);
 
 /**
  * @generated from message turnstone.v1.NodeServiceConnectSessionRequest
@@ -884,7 +939,7 @@ export type NodeServiceConnectSessionRequest = Message<"turnstone.v1.NodeService
  * Use `create(NodeServiceConnectSessionRequestSchema)` to create a new message.
  */
 export const NodeServiceConnectSessionRequestSchema: GenMessage<NodeServiceConnectSessionRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 25);
+  messageDesc(file_turnstone_v1_node, 26);
 
 /**
  * @generated from message turnstone.v1.NodeServiceConnectNodeRequest
@@ -906,7 +961,7 @@ export type NodeServiceConnectNodeRequest = Message<"turnstone.v1.NodeServiceCon
  * Use `create(NodeServiceConnectNodeRequestSchema)` to create a new message.
  */
 export const NodeServiceConnectNodeRequestSchema: GenMessage<NodeServiceConnectNodeRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 26);
+  messageDesc(file_turnstone_v1_node, 27);
 
 /**
  * @generated from message turnstone.v1.NodeServiceRenameSessionRequest
@@ -935,7 +990,7 @@ export type NodeServiceRenameSessionRequest = Message<"turnstone.v1.NodeServiceR
  * Use `create(NodeServiceRenameSessionRequestSchema)` to create a new message.
  */
 export const NodeServiceRenameSessionRequestSchema: GenMessage<NodeServiceRenameSessionRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 27);
+  messageDesc(file_turnstone_v1_node, 28);
 
 /**
  * @generated from message turnstone.v1.NodeServiceDeleteSessionRequest
@@ -964,7 +1019,7 @@ export type NodeServiceDeleteSessionRequest = Message<"turnstone.v1.NodeServiceD
  * Use `create(NodeServiceDeleteSessionRequestSchema)` to create a new message.
  */
 export const NodeServiceDeleteSessionRequestSchema: GenMessage<NodeServiceDeleteSessionRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 28);
+  messageDesc(file_turnstone_v1_node, 29);
 
 /**
  * @generated from message turnstone.v1.NodeServiceBuildTemplateRequest
@@ -986,7 +1041,7 @@ export type NodeServiceBuildTemplateRequest = Message<"turnstone.v1.NodeServiceB
  * Use `create(NodeServiceBuildTemplateRequestSchema)` to create a new message.
  */
 export const NodeServiceBuildTemplateRequestSchema: GenMessage<NodeServiceBuildTemplateRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 29);
+  messageDesc(file_turnstone_v1_node, 30);
 
 /**
  * @generated from message turnstone.v1.NodeServiceDeleteTemplateRequest
@@ -1008,7 +1063,7 @@ export type NodeServiceDeleteTemplateRequest = Message<"turnstone.v1.NodeService
  * Use `create(NodeServiceDeleteTemplateRequestSchema)` to create a new message.
  */
 export const NodeServiceDeleteTemplateRequestSchema: GenMessage<NodeServiceDeleteTemplateRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 30);
+  messageDesc(file_turnstone_v1_node, 31);
 
 /**
  * @generated from message turnstone.v1.NodeServiceConnectTemplatesRequest
@@ -1030,7 +1085,7 @@ export type NodeServiceConnectTemplatesRequest = Message<"turnstone.v1.NodeServi
  * Use `create(NodeServiceConnectTemplatesRequestSchema)` to create a new message.
  */
 export const NodeServiceConnectTemplatesRequestSchema: GenMessage<NodeServiceConnectTemplatesRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_node, 31);
+  messageDesc(file_turnstone_v1_node, 32);
 
 /**
  * NodeService is what a node does for the controller. Its calls have the caller's request as it

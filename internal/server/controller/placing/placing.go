@@ -1,0 +1,237 @@
+// Package placing has a controller's fleet: what nodes say of themselves as reports, what requests
+// want as needs, and what package fleet decides as names, errors and shares.
+package placing
+
+import (
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/fleet"
+	"turnstone.dev/turnstone/internal/server/fair"
+)
+
+// A Room is a reservation of room at a node.
+type Room = fleet.Reservation
+
+// A Need is what a new object wants of its node.
+type Need struct {
+	Tenant    string      // of a new sandbox, whose creation costs the node work; else ""
+	Node      string      // the only node that will do, such as the one of the session; or ""
+	Machine   *v1.Machine // nil: none
+	Substrate string      // may be empty
+	Template  string      // preferably built already; may be empty
+	// Planned is the machine with the sizes that the request leaves to its template; of a sandbox
+	// that can be one that waits.
+	Planned turnstone.Machine
+}
+
+// A machine whose size is not in the request counts as this much, until the node reports it.
+const (
+	usualCPUs   = 1
+	usualMemory = 512 << 20
+)
+
+// A Pool is how many sandboxes of a kind wait on all nodes together.
+type Pool struct {
+	Tenant, Template string
+	Machine          turnstone.Machine // zero fields: the template's
+	Min, Max         int
+	Cover, Idle      time.Duration
+}
+
+// Options are the settings of a Fleet.
+type Options struct {
+	Lost  time.Duration // from a node's last registration to its loss
+	Pools []Pool
+	// Bound bounds the sandboxes of a tenant's pools together; nil: nothing does.
+	Bound func(tenant string) int
+	// Version is that of the controller; nodes of another one get what fits nowhere else.
+	Version string
+}
+
+// settle is how long a machine counts beside the node's own numbers after its creation: a report
+// that was made before the creation may arrive after it.
+const settle = 10 * time.Second
+
+// A Fleet decides for a controller, which guards it.
+type Fleet struct {
+	*fleet.Fleet
+	pools    *fleet.Pools
+	settings []Pool
+	began    time.Time
+	skipped  time.Duration
+	ticked   time.Duration
+}
+
+// New returns a fleet without nodes.
+func New(o Options) *Fleet {
+	f := &Fleet{settings: o.Pools, began: time.Now(), Fleet: fleet.New(fleet.Options{
+		Version: o.Version, Seed: uint64(time.Now().UnixNano()),
+		Times: fleet.Times{Suspect: o.Lost / 2, Lost: o.Lost, Settle: settle, Young: settle}})}
+	var pools []fleet.Pool
+	for i, p := range o.Pools {
+		pools = append(pools, fleet.Pool{Kind: poolKind(p, i), Min: p.Min, Max: p.Max,
+			Cover: p.Cover, Idle: p.Idle})
+	}
+	f.pools = fleet.NewPools(pools, o.Bound)
+	return f
+}
+
+// poolKind names a pool: the sizes of its machines are known when its template is.
+func poolKind(p Pool, i int) fleet.Kind {
+	return fleet.Kind{Tenant: p.Tenant, Template: p.Template, Shape: fmt.Sprint(i)}
+}
+
+// now is the time since the controller began, which no change of the computer's clock changes.
+func (f *Fleet) now() time.Duration { return time.Since(f.began) + f.skipped }
+
+// Skip makes the fleet believe that time has passed, for tests.
+func (f *Fleet) Skip(d time.Duration) { f.skipped += d }
+
+// Register takes the registration of a node, and returns its states before and after.
+func (f *Fleet) Register(info *v1.Node) (before, after fleet.NodeState) {
+	return f.Fleet.Register(f.now(), info.GetName(), report(info))
+}
+
+// Remember adds a node that an earlier controller knew.
+func (f *Fleet) Remember(info *v1.Node) { f.Fleet.Remember(f.now(), info.GetName(), report(info)) }
+
+// Learn takes a node's numbers.
+func (f *Fleet) Learn(info *v1.Node) { f.Fleet.Learn(f.now(), info.GetName(), report(info)) }
+
+// Tick returns the nodes that are lost now, and divides the pools when it is time to.
+func (f *Fleet) Tick() []string {
+	now := f.now()
+	lost := f.Fleet.Tick(now)
+	if len(f.settings) > 0 {
+		f.pools.Tick(now, now-f.ticked, f.Open())
+		f.ticked = now
+	}
+	return lost
+}
+
+// Templates sets what a node has of templates.
+func (f *Fleet) Templates(node string, all map[string]*v1.Template) {
+	var built []string
+	for name, t := range all {
+		if t.GetState() == v1.TemplateState_TEMPLATE_STATE_BUILT {
+			built = append(built, name)
+		}
+	}
+	f.Fleet.Templates(node, built)
+}
+
+// Place returns the name of the node for a need, and counts the machine there until Done or Drop:
+// the node that has to be, else of those where it fits the one with the template, else the least
+// loaded.
+func (f *Fleet) Place(n Need) (Room, error) {
+	need := fleet.Need{Tenant: n.Tenant, Works: n.Tenant != "", Node: n.Node,
+		Substrate: n.Substrate, Template: n.Template}
+	if m := n.Machine; m != nil {
+		need.Machine, need.Want = true, resources(m)
+		need.Counts = fleet.Resources{CPUs: uint64(max(m.Cpus, usualCPUs)), Memory: m.Memory, Disk: m.Disk}
+		if m.Memory == 0 {
+			need.Counts.Memory = usualMemory
+		}
+	}
+	if n.Planned != (turnstone.Machine{}) {
+		need.Kind = kindOf(n.Tenant, n.Template, n.Planned)
+	}
+	room, verdict := f.Fleet.Place(f.now(), need)
+	return room, refusal(n, verdict)
+}
+
+// Done notes that the node has answered a creation.
+func (f *Fleet) Done(r Room) { f.Fleet.Done(f.now(), r) }
+
+// Arrive notes the request for a sandbox for the pools. planned returns the sizes of a machine of a
+// template.
+func (f *Fleet) Arrive(n Need, planned func(*v1.Machine, string) turnstone.Machine) {
+	for i, p := range f.settings {
+		m := &v1.Machine{Cpus: uint32(p.Machine.CPUs), Memory: uint64(p.Machine.Memory),
+			Disk: uint64(p.Machine.Disk)}
+		if p.Tenant == n.Tenant && p.Template == n.Template && planned(m, n.Template) == n.Planned {
+			f.pools.Arrive(f.now(), poolKind(p, i))
+		}
+	}
+}
+
+// Shares returns a node's shares of the pools.
+func (f *Fleet) Shares(node string) (all []*v1.PoolShare) {
+	for i, s := range f.pools.Shares(node) {
+		p := f.settings[i]
+		if s.Count == 0 {
+			continue
+		}
+		all = append(all, &v1.PoolShare{Tenant: p.Tenant, Template: p.Template,
+			Machine: &v1.Machine{Cpus: uint32(p.Machine.CPUs), Memory: uint64(p.Machine.Memory),
+				Disk: uint64(p.Machine.Disk)},
+			Min: uint32(s.Count), Max: uint32(2 * s.Count), Idle: durationpb.New(p.Idle)})
+	}
+	return all
+}
+
+// report is what a node says of itself.
+func report(n *v1.Node) fleet.Report {
+	r := fleet.Report{Capacity: resources(n.GetCapacity()), Used: resources(n.GetUsed()),
+		Makes: max(2, int(n.GetCapacity().GetCpus())), Free: n.GetAvailableMemory(),
+		Substrates: n.GetSubstrates(), Version: n.GetVersion(), Drains: n.GetDraining()}
+	r.Capacity.CPUs *= uint64(max(1, n.GetCpuShares()))
+	if len(n.GetWarm()) > 0 {
+		r.Warm = make(map[fleet.Kind]int, len(n.GetWarm()))
+	}
+	for _, w := range n.GetWarm() {
+		m := w.GetMachine()
+		r.Warm[kindOf(w.GetTenant(), w.GetTemplate(), turnstone.Machine{CPUs: int(m.GetCpus()),
+			Memory: turnstone.Bytes(m.GetMemory()), Disk: turnstone.Bytes(m.GetDisk())})] += int(w.GetReady())
+	}
+	return r
+}
+
+func resources(m *v1.Machine) fleet.Resources {
+	return fleet.Resources{CPUs: uint64(m.GetCpus()), Memory: m.GetMemory(), Disk: m.GetDisk()}
+}
+
+func kindOf(tenant, template string, m turnstone.Machine) fleet.Kind {
+	return fleet.Kind{Tenant: tenant, Template: template,
+		Shape: fmt.Sprint(m.CPUs, "/", int64(m.Memory), "/", int64(m.Disk))}
+}
+
+// refusal says why there is no node.
+func refusal(n Need, v fleet.Verdict) error {
+	fail := func(kind turnstone.Kind, wait time.Duration, hint, format string, args ...any) error {
+		return &api.Status{RetryAfter: wait, Err: turnstone.Errorf("node.place", kind, "node",
+			format, args...).WithHint(hint)}
+	}
+	switch v {
+	case fleet.Placed:
+		return nil
+	case fleet.Absent:
+		if n.Node != "" {
+			return Silent(n.Node, 5*time.Second)
+		}
+		return fail(turnstone.KindUnavailable, 5*time.Second, "wait until a node is there",
+			"none is there")
+	case fleet.Unable:
+		return fail(turnstone.KindUnavailable, 30*time.Second, "use another substrate, or none",
+			"none has the substrate %s", n.Substrate)
+	case fleet.TooLarge:
+		return fail(turnstone.KindExhausted, 0, "ask for a smaller machine",
+			"the machine is larger than each of them")
+	}
+	return fair.Full(fail(turnstone.KindExhausted, 5*time.Second,
+		"try again when others have ended, or ask for a smaller machine",
+		"the machine fits on none of them now"))
+}
+
+// Silent is the error about a node that does not answer.
+func Silent(node string, wait time.Duration) error {
+	return &api.Status{RetryAfter: wait, Err: turnstone.Errorf("node.call",
+		turnstone.KindUnavailable, "node "+node, "does not answer").
+		WithHint("wait until the node is back")}
+}
