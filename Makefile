@@ -140,7 +140,8 @@ image: build ## build the OCI image bin/turnstone-image.tar, and print its diges
 
 .PHONY: node-image
 node-image: setup build ## the same for nodes of a cluster: bin/turnstone-node-image.tar
-	@$(GO) run ./packaging/image --node --out bin/turnstone-node-image.tar $(if $(PUSH),--push $(PUSH))
+	@$(GO) run ./packaging/image --node --mirror '$(TURN_DEBIAN_MIRROR)' --security-mirror '$(TURN_DEBIAN_SECURITY_MIRROR)' \
+		--out bin/turnstone-node-image.tar $(if $(PUSH),--push $(PUSH))
 
 .PHONY: chart-check
 chart-check: ## lint the Helm chart, and compare packaging/kubernetes with it

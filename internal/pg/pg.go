@@ -6,13 +6,13 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"regexp"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/stdlib"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
 // Limits of a pool, for each process. A server has 100 connections by default.
@@ -50,7 +50,7 @@ func Open(ctx context.Context, url, schema string) (*sql.DB, error) {
 	return pool, nil
 }
 
-var schemaName = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
+var schemaName = lazyregexp.New(`^[a-z_][a-z0-9_]{0,62}$`)
 
 func parse(url, schema string) (*pgx.ConnConfig, error) {
 	if err := CheckURL(url); err != nil {

@@ -17,19 +17,25 @@ func Dir(t testing.TB) string {
 	if testing.Short() {
 		t.Skip("downloads packages or starts a machine; run without -short")
 	}
-	dir := os.Getenv("TURN_TEST_HOME")
-	if dir == "" {
-		cache, err := os.UserCacheDir()
-		if err != nil {
-			t.Fatal(err)
-		}
-		dir = filepath.Join(cache, "turnstone-test")
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	dir, err := Path()
+	if err != nil {
 		t.Fatal(err)
 	}
 	findRunsc(t)
 	return dir
+}
+
+// Path is Dir for a program that is no test.
+func Path() (string, error) {
+	dir := os.Getenv("TURN_TEST_HOME")
+	if dir == "" {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			return "", err
+		}
+		dir = filepath.Join(cache, "turnstone-test")
+	}
+	return dir, os.MkdirAll(dir, 0o700)
 }
 
 // findRunsc lets the tests find runsc at TURN_RUNSC, or else where the build puts runsc: a

@@ -25,6 +25,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"github.com/google/go-containerregistry/pkg/v1/validate"
+
+	"turnstone.dev/turnstone/internal/template/debian"
 )
 
 func check(t *testing.T, err error) {
@@ -121,7 +123,7 @@ func TestArchiveAndPush(t *testing.T) {
 	ref := strings.TrimPrefix(server.URL, "http://") + "/turnstone:test"
 	out := filepath.Join(t.TempDir(), "image.tar")
 	bin := fake(t, "a")
-	check(t, run(t.Context(), false, bin, out, ref))
+	check(t, run(t.Context(), false, debian.Mirrors{}, bin, out, ref))
 	at, err := name.ParseReference(ref)
 	check(t, err)
 	pushed, err := remote.Image(at)

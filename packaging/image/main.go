@@ -26,23 +26,25 @@ func main() {
 	push := flag.String("push", "", "push to this name in a registry, such as "+
 		"registry.example.org/turnstone:1.0; credentials are those of docker login")
 	node := flag.Bool("node", false, "the image of a node: Debian, and what builds templates and starts "+
-		"sandboxes; TURN_DEBIAN_MIRROR and TURN_DEBIAN_SECURITY_MIRROR name mirrors")
+		"sandboxes")
+	var mirrors debian.Mirrors
+	flag.StringVar(&mirrors.Main, "mirror", "", "where --node gets Debian's packages")
+	flag.StringVar(&mirrors.Security, "security-mirror", "", "where --node gets their security updates")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, *node, *bin, *out, *push); err != nil {
+	if err := run(ctx, *node, mirrors, *bin, *out, *push); err != nil {
 		fmt.Fprintln(os.Stderr, "image:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, node bool, bin, out, push string) error {
+func run(ctx context.Context, node bool, mirrors debian.Mirrors, bin, out, push string) error {
 	image, title, err := v1.Image(nil), "turnstone", error(nil)
 	if node {
 		title += "-node"
 		var closed func() error
-		image, closed, err = BuildNode(ctx, bin, "", debian.Mirrors{Main: os.Getenv("TURN_DEBIAN_MIRROR"),
-			Security: os.Getenv("TURN_DEBIAN_SECURITY_MIRROR")}, os.Stderr)
+		image, closed, err = BuildNode(ctx, bin, "", mirrors, os.Stderr)
 		if err == nil {
 			defer func() { _ = closed() }()
 		}

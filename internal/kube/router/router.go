@@ -21,6 +21,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/duplex"
 	"turnstone.dev/turnstone/internal/kube/agents"
 	"turnstone.dev/turnstone/wire"
 )
@@ -77,7 +78,7 @@ const (
 func New(o Options) http.Handler {
 	h := &handler{o: o, known: make(map[[2]string]found)}
 	h.runtime = runtime()
-	return h
+	return duplex.Handler(h)
 }
 
 // ServeHTTP implements http.Handler.

@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"turnstone.dev/turnstone/internal/kube/kubetest"
+	"turnstone.dev/turnstone/internal/testhome"
 )
 
 func main() {
@@ -31,15 +32,8 @@ func main() {
 
 // run builds the programs if they are missing, and runs the command.
 func run(ctx context.Context, args []string) error {
-	home := os.Getenv("TURN_TEST_HOME")
-	if home == "" {
-		cache, err := os.UserCacheDir()
-		if err != nil {
-			return err
-		}
-		home = filepath.Join(cache, "turnstone-test")
-	}
-	if err := os.MkdirAll(home, 0o700); err != nil {
+	home, err := testhome.Path()
+	if err != nil {
 		return err
 	}
 	p, err := kubetest.Build(ctx, home, "internal/kube/kubetest/testserver")
