@@ -519,6 +519,7 @@ func TestHostile(t *testing.T) {
 		{"run_turn", map[string]any{"document": "---\nfiles: [/etc/passwd]\n---\n" + sample}, "file of the host"},
 		{"run_turn", map[string]any{"document": "---\nfiles: [a:b]\n---\n" + sample}, "file of the host"},
 		{"run_turn", map[string]any{"document": sample, "grant": "files"}, "unknown field"},
+		{"exec", map[string]any{"cmd": "x"}, "hint: the arguments of exec are branch, command, cwd"},
 		{"run_turn", map[string]any{"document": 5}, "cannot unmarshal"},
 		{"run_turn", []any{}, "cannot unmarshal"},
 		{"exec", map[string]any{"command": "a\x00b"}, "zero byte"},

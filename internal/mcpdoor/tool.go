@@ -6,6 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -24,6 +27,18 @@ type tool struct {
 	in, out           string
 	// reads says that the tool changes nothing; adds, that it only adds.
 	reads, adds bool
+}
+
+// hint names the tool's arguments, of which a model that has guessed one needs the right one.
+func (t *tool) hint() string {
+	var schema struct {
+		Properties map[string]json.RawMessage `json:"properties"`
+	}
+	if err := json.Unmarshal([]byte(t.in), &schema); err != nil || len(schema.Properties) == 0 {
+		return ""
+	}
+	return "the arguments of " + t.name + " are " +
+		strings.Join(slices.Sorted(maps.Keys(schema.Properties)), ", ")
 }
 
 // add adds a tool whose calls f answers. Arguments that the tool does not have are errors, so that a
@@ -51,7 +66,8 @@ func add[In, Out any](d *Door, t tool,
 		defer context.AfterFunc(conn.calls, cancel)()
 		var in In
 		if err := decode(r.Params.Arguments, &in); err != nil {
-			return d.failure(conn, err), nil
+			return d.failure(conn, turnstone.NewError("mcp.call", turnstone.KindInvalid,
+				"the arguments", err).WithHint(t.hint())), nil
 		}
 		out, texts, err := f(ctx, call{conn, r}, in)
 		if err != nil {
@@ -68,7 +84,7 @@ func add[In, Out any](d *Door, t tool,
 	})
 }
 
-// decode decodes the arguments of a call. The error is of kind Invalid.
+// decode decodes the arguments of a call.
 func decode(b []byte, in any) error {
 	if len(bytes.TrimSpace(b)) == 0 {
 		b = []byte("{}")
@@ -82,7 +98,7 @@ func decode(b []byte, in any) error {
 		}
 		err = errors.New("more than one value")
 	}
-	return turnstone.NewError("mcp.call", turnstone.KindInvalid, "the arguments", err)
+	return err
 }
 
 // failure returns the result of a call that failed.

@@ -77,7 +77,7 @@ func (s *Store) mayRegister(spec *Spec, replace bool, hint string) error {
 			"%s", why).WithHint(hint)
 	}
 	if _, err := fs.Stat(s.builtin, spec.Name); err == nil {
-		return fail("is the name of a built-in template", "choose a name that is not built in")
+		return fail("is the name of a built-in template", "give it another name, such as with --name of turn template pull")
 	}
 	have, err := s.registered(spec.Name)
 	switch {

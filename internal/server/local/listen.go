@@ -116,23 +116,29 @@ func CheckOwner(c net.Conn) error {
 // UID returns the effective user ID of the process that opened the other end of a unix connection,
 // at that time. It is -1 with an error.
 func UID(c net.Conn) (int, error) {
+	p, err := peer(c)
+	if err != nil {
+		return -1, err
+	}
+	return int(p.Uid), nil
+}
+
+// peer returns the IDs of the process that opened the other end of a unix connection, at that time.
+func peer(c net.Conn) (*unix.Ucred, error) {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
-		return -1, fmt.Errorf("%T is no unix connection", c)
+		return nil, fmt.Errorf("%T is no unix connection", c)
 	}
 	raw, err := u.SyscallConn()
 	if err != nil {
-		return -1, err
+		return nil, err
 	}
 	var cred *unix.Ucred
 	var failed error
 	if err := raw.Control(func(fd uintptr) {
 		cred, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	}); err != nil {
-		return -1, err
+		return nil, err
 	}
-	if failed != nil {
-		return -1, failed
-	}
-	return int(cred.Uid), nil
+	return cred, failed
 }

@@ -1,6 +1,7 @@
 package local
 
 import (
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -153,9 +154,18 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Lock(dir, "node"); turnstone.KindOf(err) != turnstone.KindUnavailable ||
-		turnstone.HintOf(err) == "" {
+		!strings.HasPrefix(turnstone.HintOf(err), "end the other server, or ") {
 		t.Errorf("twice: %v", err)
 	}
+	sock, err := Listen(t.Context(), dir.Path("server.sock"), quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Lock(dir, "node")
+	if want := fmt.Sprintf("(kill %d)", os.Getpid()); !strings.Contains(turnstone.HintOf(err), want) {
+		t.Errorf("the hint %q has no %q", turnstone.HintOf(err), want)
+	}
+	sock.Close()
 	other, err := Lock(dir, "controller")
 	if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,9 @@
 package local
 
 import (
+	"fmt"
+	"net"
+
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/statedir"
 )
@@ -25,7 +28,21 @@ func Lock(dir *statedir.Dir, role string) (*statedir.Lock, error) {
 	if l == nil {
 		return nil, turnstone.Errorf(OpLock, turnstone.KindUnavailable, dir.Root,
 			"is the state of another running server with the role %s", role).
-			WithHint("end the other server, or set TURN_HOME to another directory")
+			WithHint(endHint(dir))
 	}
 	return l, nil
+}
+
+// endHint says how to end the server of a state directory. A client may have started it: its user
+// may not know of it.
+func endHint(dir *statedir.Dir) string {
+	other := "the other server"
+	if c, err := net.DialTimeout("unix", dir.Path("server.sock"), probeTime); err == nil {
+		if p, err := peer(c); err == nil && p.Pid > 0 {
+			other += fmt.Sprintf(" (kill %d)", p.Pid)
+		}
+		c.Close()
+	}
+	return "end " + other + ", or set TURN_HOME to another directory; a server that a client " +
+		"started for this machine ends by itself five minutes after its last use"
 }

@@ -212,6 +212,11 @@ def test_reports_of_another_shape() -> None:
     assert r.steps[0].exit_code is None and r.number == 0 and r.markdown == ""
 
 
+def test_a_turn_without_a_document_prints_something() -> None:
+    assert "t_1" in str(receipt_of({"id": "t_1", "result": "passed"}))
+    assert str(receipt_of({"id": "t_1", "receipt": "# A\n"})) == "# A\n"
+
+
 def test_languages() -> None:
     for argv, language in ((["python3.12", "x"], "python"), (["/usr/bin/env", "A=1", "node", "x"], "javascript"),
                            (["sudo", "-n", "jq", "."], "jq"), (["ls"], "bash"), ([], "bash"),

@@ -162,7 +162,7 @@ class Receipt:
         return self.result == "passed"
 
     def __str__(self) -> str:
-        return self.markdown
+        return self.markdown or repr(self)  # a sandbox's turn has no document
 
     def _repr_markdown_(self) -> str:
         """The receipt as text in a fence that nothing in it can close."""
