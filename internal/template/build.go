@@ -88,7 +88,7 @@ func buildImage(ctx context.Context, spec *Spec, out *os.File, tempDir string, l
 	}
 	req.Proxy = spec.proxy
 	if spec.Lock != nil {
-		req.Include = pinned(spec.Packages, spec.Lock.Apt)
+		req.Include = debian.Pinned(spec.Packages, spec.Lock.Apt)
 	}
 	err := debian.Fetch(ctx, req, func(r io.Reader) error {
 		return w.AddTar(r, func(p string, hdr *tar.Header, content *io.Reader) bool {

@@ -122,9 +122,7 @@ type machineTOML struct {
 
 var (
 	nameRule = lazyregexp.New(`^[a-z0-9][a-z0-9._-]{0,62}$`)
-	// Debian Policy 5.6.1, except for names that apt reads as "remove"
-	packageRule = lazyregexp.New(`^[a-z0-9][a-z0-9+.-]*[a-z0-9+]$`)
-	envRule     = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	envRule  = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 
 // Bases that are not templates. A reference follows ociBase, a suite debianBase.
@@ -330,7 +328,7 @@ func packages(list []string) ([]string, error) {
 		return nil, wrong("packages", "packages: more than %d", maxPackages)
 	}
 	for _, p := range list {
-		if !packageRule.MatchString(p) || len(p) > 100 {
+		if !debian.ValidPackage(p) {
 			return nil, wrong("packages", "packages: %q is not the name of a Debian package", p)
 		}
 	}
