@@ -89,6 +89,9 @@ func detailFields(d *template.Details, line func(key, value string)) {
 	for _, p := range d.Spec.Npm {
 		line("npm", p)
 	}
+	for _, w := range d.Spec.Wheels {
+		line("wheel", w.File)
+	}
 	for _, c := range d.Spec.Commands {
 		line("command", c)
 	}

@@ -61,7 +61,8 @@ func same(a, b *Spec) bool {
 // reread checks a spec as if it were read from a file.
 func (s *Spec) reread() (*Spec, error) {
 	t := specTOML{Name: s.Name, Description: s.Description, Base: s.Base, Packages: s.Packages,
-		Pip: s.Pip, Npm: s.Npm, Commands: s.Commands, Env: s.Env, Workdir: s.Workdir, User: s.User}
+		Pip: s.Pip, Npm: s.Npm, Commands: s.Commands, Env: s.Env, Workdir: s.Workdir, User: s.User,
+		Wheels: s.Wheels}
 	for _, f := range s.Files {
 		content := string(f.Content)
 		t.Files = append(t.Files, fileTOML{Path: f.Path, Content: &content,

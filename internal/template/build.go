@@ -73,6 +73,9 @@ type built struct {
 // buildImage builds spec's image into the empty file out.
 func buildImage(ctx context.Context, spec *Spec, out *os.File, tempDir string, log io.Writer,
 	progress func(string)) (*built, error) {
+	if err := spec.addPrograms(ctx, progress); err != nil { // first, because it takes less time
+		return nil, err
+	}
 	epoch := time.Unix(debian.Epoch, 0).UTC()
 	w := tar2erofs.New(out, tar2erofs.Options{MaxBytes: maxImage, Latest: epoch, TempDir: tempDir})
 	var status bytes.Buffer
@@ -85,7 +88,7 @@ func buildImage(ctx context.Context, spec *Spec, out *os.File, tempDir string, l
 	}
 	req.Proxy = spec.proxy
 	if spec.Lock != nil {
-		req.Include = pinned(spec.Packages, spec.Lock.Apt)
+		req.Include = debian.Pinned(spec.Packages, spec.Lock.Apt)
 	}
 	err := debian.Fetch(ctx, req, func(r io.Reader) error {
 		return w.AddTar(r, func(p string, hdr *tar.Header, content *io.Reader) bool {
@@ -105,7 +108,7 @@ func buildImage(ctx context.Context, spec *Spec, out *os.File, tempDir string, l
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
-	b := &built{packages: installed(status.String())}
+	b := &built{packages: debian.Installed(status.String())}
 	if len(b.packages) == 0 {
 		return nil, errors.New("the image has no installed packages")
 	}
@@ -153,38 +156,24 @@ func addOwn(w *tar2erofs.Writer, spec *Spec, epoch time.Time) error {
 	return nil
 }
 
-// installed reads dpkg's database (deb822, such as /var/lib/dpkg/status) and returns the versions
-// of the installed packages.
-func installed(status string) map[string]string {
-	out := map[string]string{}
-	var name, version string
-	ok := false
-	flush := func() {
-		if ok && name != "" && version != "" {
-			out[name] = version
-		}
-		name, version, ok = "", "", false
+// addPrograms fetches the programs of the spec's wheels and adds them to its files.
+func (s *Spec) addPrograms(ctx context.Context, progress func(string)) error {
+	if len(s.Wheels) == 0 {
+		return nil
 	}
-	for line := range strings.Lines(status) {
-		line = strings.TrimRight(line, "\r\n")
-		if line == "" {
-			flush()
-			continue
-		}
-		key, value, found := strings.Cut(line, ":")
-		if !found {
-			continue
-		}
-		value = strings.TrimSpace(value)
-		switch key {
-		case "Package":
-			name = value
-		case "Version":
-			version = value
-		case "Status":
-			ok = strings.HasSuffix(value, " installed")
-		}
+	progress("fetching wheels")
+	programs, err := s.programs(ctx, s.Wheels)
+	if err != nil {
+		return err
 	}
-	flush()
-	return out
+	s.Files = slices.Clone(s.Files) // the caller's array is the original spec's
+	for _, p := range programs {
+		path := "/usr/local/bin/" + p.Name
+		if slices.ContainsFunc(s.Files, func(f File) bool { return f.Path == path }) {
+			return turnstone.Errorf("template.build", turnstone.KindInvalid, path,
+				"is a program of a wheel too").WithHint("change the path in the spec's files")
+		}
+		s.Files = append(s.Files, File{Path: path, Mode: 0o755, Content: p.Content})
+	}
+	return nil
 }

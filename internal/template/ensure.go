@@ -403,6 +403,7 @@ func (s *Store) buildRoot(ctx context.Context, w *work, out *os.File,
 	}
 	defer func() { _ = reg.Close() }()
 	spec.proxy, spec.mirrors = reg.Proxy(addr.String()), s.sources.Mirrors()
+	spec.programs = reg.Programs
 	b, err := s.build(ctx, &spec, out, w.tmp, w.log, saying)
 	if err == nil || ctx.Err() != nil || turnstone.KindOf(err) != turnstone.KindUnavailable {
 		return b, err

@@ -13,6 +13,7 @@ import (
 	"github.com/BurntSushi/toml"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/template/debian"
 	"turnstone.dev/turnstone/internal/template/registry"
 	"turnstone.dev/turnstone/internal/tomlnest"
 )
@@ -83,7 +84,7 @@ func parseLock(b []byte) (*Lock, error) {
 		return nil, failed(errors.New("spec and fs_hash must be digests"))
 	}
 	for name, version := range l.Apt {
-		if !packageRule.MatchString(name) ||
+		if !debian.ValidPackage(name) ||
 			strings.ContainsFunc(version, func(r rune) bool { return r <= ' ' || r > '~' }) ||
 			version == "" {
 			return nil, failed(fmt.Errorf("apt: %q = %q is not a version of a package",

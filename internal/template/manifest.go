@@ -13,6 +13,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/template/registry"
 )
 
 // manifestVersion changes when existing images can no longer be used.
@@ -45,6 +46,9 @@ func (s *Store) load(ctx context.Context, spec *Spec, full bool) (*turnstone.Tem
 		Workdir: spec.Workdir, User: spec.User,
 		Machine: spec.Machine, Built: m.Built, BuildTime: turnstone.Millis(m.BuildTime)}
 	setVersions(t, m.Lock)
+	if len(spec.Wheels) > 0 && t.Pip == nil {
+		t.Pip = registry.Versions(spec.Wheels)
+	}
 	if low := spec.below(); low != nil {
 		if m.Layer == nil {
 			return nil, fmt.Errorf("%s: is of another kind of template", s.manifestPath(m.Digest))

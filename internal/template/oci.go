@@ -17,6 +17,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/template/debian"
 	"turnstone.dev/turnstone/internal/template/oci"
 )
 
@@ -348,7 +349,7 @@ func (s *Store) buildOCI(ctx context.Context, spec *Spec, out *os.File, tempDir 
 		return nil, err
 	}
 	fmt.Fprintf(log, "%d files with %d bytes\n", res.Files, res.Bytes)
-	return &built{packages: installed(string(res.Status))}, nil
+	return &built{packages: debian.Installed(string(res.Status))}, nil
 }
 
 // pulledNames returns the names of known images: a tag's name, or the name with the digest if no

@@ -46,11 +46,12 @@ func TestBuiltInImages(t *testing.T) {
 		"base": {"usr/bin/bash", "usr/bin/dash", "usr/bin/apt-get", "usr/bin/curl", "usr/bin/jq",
 			"usr/bin/ps", "usr/bin/ip", "usr/bin/xz", "usr/bin/unzip"},
 		"python": {"usr/bin/bash", "usr/bin/curl", "usr/bin/python3", "usr/bin/python",
-			"usr/bin/pip", "usr/lib/python3.11/venv/__init__.py"},
+			"usr/bin/pip", "usr/lib/python3.11/venv/__init__.py", "usr/local/bin/uv",
+			"usr/local/bin/uvx"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tmpl, img := realTemplate(t, name)
-			if tmpl.Size > 250<<20 {
+			if tmpl.Size > 300<<20 {
 				t.Errorf("the image has %s", turnstone.Bytes(tmpl.Size).Human())
 			}
 			for _, p := range programs {
@@ -61,8 +62,10 @@ func TestBuiltInImages(t *testing.T) {
 			for _, p := range builtin.Provisions() { // the claims of hints about images are true
 				for _, program := range p.Programs {
 					_, err := fs.Stat(img, "usr/bin/"+program)
-					if _, bin := fs.Stat(img, "bin/"+program); bin == nil {
-						err = nil
+					for _, dir := range []string{"bin/", "usr/local/bin/"} {
+						if _, other := fs.Stat(img, dir+program); other == nil {
+							err = nil
+						}
 					}
 					if (err == nil) != builtin.HasProgram(name, program) {
 						t.Errorf("%s: %v, but HasProgram says %v", program, err,

@@ -5,6 +5,7 @@ package template
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,6 +23,7 @@ import (
 	"turnstone.dev/turnstone/internal/suggest"
 	"turnstone.dev/turnstone/internal/template/debian"
 	"turnstone.dev/turnstone/internal/template/oci"
+	"turnstone.dev/turnstone/internal/template/registry"
 	"turnstone.dev/turnstone/internal/tomlnest"
 )
 
@@ -47,10 +49,12 @@ type Spec struct {
 	Name        string `json:"name"`
 	Description string `json:"description,omitempty"`
 	// "debian:" and a suite, "oci:" and a reference, or the name of a template
-	Base     string            `json:"base"`
-	Packages []string          `json:"packages"` // of Debian; sorted, each once
-	Pip      []string          `json:"pip,omitempty"`
-	Npm      []string          `json:"npm,omitempty"`
+	Base     string   `json:"base"`
+	Packages []string `json:"packages"` // of Debian; sorted, each once
+	Pip      []string `json:"pip,omitempty"`
+	Npm      []string `json:"npm,omitempty"`
+	// Wheels are files of pip's index whose programs are in /usr/local/bin; sorted
+	Wheels   []registry.Wheel  `json:"wheels,omitempty"`
 	Commands []string          `json:"commands,omitempty"` // bash, in order
 	Env      map[string]string `json:"env,omitempty"`
 	Files    []File            `json:"files,omitempty"` // sorted by path
@@ -73,6 +77,8 @@ type Spec struct {
 	origin     *oci.Origin // of a template from a registry
 	proxy      string      // the proxy for Debian's packages during a build
 	mirrors    debian.Mirrors
+	// programs fetches wheels during a build
+	programs func(context.Context, []registry.Wheel) ([]registry.Program, error)
 }
 
 // A File is a file that a spec puts into the image, owned by root.
@@ -90,6 +96,7 @@ type specTOML struct {
 	Packages    []string          `toml:"packages"`
 	Pip         []string          `toml:"pip"`
 	Npm         []string          `toml:"npm"`
+	Wheels      []registry.Wheel  `toml:"wheels"`
 	Commands    []string          `toml:"commands"`
 	Env         map[string]string `toml:"env"`
 	Files       []fileTOML        `toml:"files"`
@@ -115,9 +122,7 @@ type machineTOML struct {
 
 var (
 	nameRule = lazyregexp.New(`^[a-z0-9][a-z0-9._-]{0,62}$`)
-	// Debian Policy 5.6.1, except for names that apt reads as "remove"
-	packageRule = lazyregexp.New(`^[a-z0-9][a-z0-9+.-]*[a-z0-9+]$`)
-	envRule     = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	envRule  = lazyregexp.New(`^[A-Za-z_][A-Za-z0-9_]*$`)
 )
 
 // Bases that are not templates. A reference follows ociBase, a suite debianBase.
@@ -303,12 +308,14 @@ func knownKeys(md toml.MetaData) error {
 	if undecoded := md.Undecoded(); len(undecoded) > 0 {
 		key := undecoded[0]
 		known := []string{"name", "description", "base", "packages", "pip", "npm", "commands",
-			"env", "files", "workdir", "user", "kernel", "machine", "network"}
+			"env", "files", "workdir", "user", "kernel", "machine", "network", "wheels"}
 		switch {
 		case len(key) > 1 && key[0] == "files":
 			known = []string{"path", "content", "source", "mode"}
 		case len(key) > 1 && key[0] == "machine":
 			known = []string{"cpus", "memory", "disk"}
+		case len(key) > 1 && key[0] == "wheels":
+			known = []string{"file", "sha256"}
 		}
 		near, _ := suggest.Nearest(key[len(key)-1], known)
 		return wrong(key.String(), "unknown key %q; the nearest known key: %q", key.String(), near)
@@ -321,7 +328,7 @@ func packages(list []string) ([]string, error) {
 		return nil, wrong("packages", "packages: more than %d", maxPackages)
 	}
 	for _, p := range list {
-		if !packageRule.MatchString(p) || len(p) > 100 {
+		if !debian.ValidPackage(p) {
 			return nil, wrong("packages", "packages: %q is not the name of a Debian package", p)
 		}
 	}

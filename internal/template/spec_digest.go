@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/template/registry"
 )
 
 // Digest is the template's permanent name: the SHA-256 of everything that affects the image and its
@@ -37,12 +38,13 @@ func (s *Spec) Digest() turnstone.Digest {
 		Network      []string          `json:"network,omitempty"`
 		NoNetwork    bool              `json:"no_network,omitempty"`
 		Lock         turnstone.Digest  `json:"lock,omitempty"`
+		Wheels       []registry.Wheel  `json:"wheels,omitempty"`
 	}{Builder: builderVersion, Architecture: "amd64", Base: s.Base,
 		Packages: append([]string{}, s.Packages...),
 		Env:      map[string]string{}, Files: []file{}, Workdir: s.Workdir,
 		BaseDigest: s.BaseDigest, Pip: s.Pip, Npm: s.Npm, Commands: s.Commands, User: s.User,
 		Machine: s.Machine,
-		Network: s.Network, NoNetwork: s.NoNetwork, Lock: s.Lock.digest()}
+		Network: s.Network, NoNetwork: s.NoNetwork, Lock: s.Lock.digest(), Wheels: s.Wheels}
 	if s.layered() {
 		canonical.LayerBuilder = layerBuilderVersion
 	}

@@ -9,6 +9,7 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/suggest"
+	"turnstone.dev/turnstone/internal/template/registry"
 )
 
 var (
@@ -34,6 +35,12 @@ func (s *Spec) readMore(t *specTOML) (err error) {
 		t.Npm, npmRule)
 	if err != nil {
 		return err
+	}
+	if s.Wheels, err = registry.CheckWheels(t.Wheels); err != nil {
+		return wrong("wheels", "wheels: %w", err)
+	}
+	if len(s.Wheels) > 0 && !strings.HasPrefix(s.Base, debianBase) {
+		return wrong("wheels", "wheels: want the base %q; on other bases use pip", bases()[0])
 	}
 	if len(t.Commands) > maxEntries {
 		return wrong("commands", "commands: more than %d", maxEntries)
@@ -150,7 +157,7 @@ func (s *Spec) layered() bool {
 func (s *Spec) lower() *Spec {
 	low := &Spec{Name: s.Name + "-base", Base: s.Base, Workdir: DefaultWorkdir}
 	if strings.HasPrefix(s.Base, debianBase) {
-		low.Packages = s.Packages
+		low.Packages, low.Wheels = s.Packages, s.Wheels
 	}
 	return low
 }

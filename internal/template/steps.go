@@ -97,7 +97,7 @@ func layerSteps(spec *Spec, reg *registry.Server, apt func(map[string]string)) [
 	if !strings.HasPrefix(spec.Base, debianBase) && len(spec.Packages) > 0 {
 		words := spec.Packages
 		if spec.Lock != nil {
-			words = pinned(words, spec.Lock.Apt)
+			words = debian.Pinned(words, spec.Lock.Apt)
 		}
 		add("installing packages of Debian", `command -v apt-get >/dev/null || { echo "the base has no apt-get"; exit 127; }
 apt-get -q update
@@ -129,7 +129,7 @@ npm install --global --no-audit --no-fund`+quote(spec.Npm))
 	steps = append(steps, LayerStep{Name: "listing packages",
 		Script: `dpkg-query -W -f='${Package} ${Version} ${db:Status-Abbrev}\n' 2>/dev/null || ` +
 			`true`,
-		Done:   func(out []byte) error { apt(installedList(out)); return nil },
+		Done:   func(out []byte) error { apt(debian.InstalledList(out)); return nil },
 		Failed: failed("listing packages")})
 	return steps
 }
@@ -144,31 +144,6 @@ rm -f /var/cache/ldconfig/aux-cache /etc/passwd- /etc/group- /etc/shadow- /etc/g
   /var/lib/dpkg/lock /var/lib/dpkg/lock-frontend /var/lib/dpkg/triggers/Lock /var/lib/dpkg/status-old /var/lib/dpkg/diversions-old /var/lib/dpkg/statoverride-old \
   /var/cache/debconf/config.dat-old /var/cache/debconf/templates.dat-old /root/.bash_history /root/.wget-hsts
 `
-
-// pinned adds the locked versions to the packages' names.
-func pinned(names []string, versions map[string]string) []string {
-	var out []string
-	for _, n := range names {
-		if v := versions[n]; v != "" {
-			n += "=" + v
-		}
-		out = append(out, n)
-	}
-	return out
-}
-
-// installedList parses the output of dpkg-query: name, version and status.
-func installedList(out []byte) map[string]string {
-	all := map[string]string{}
-	for line := range strings.Lines(string(out)) {
-		f := strings.Fields(line)
-		if len(f) == 3 && strings.HasPrefix(f[2], "ii") && packageRule.MatchString(f[0]) &&
-			len(all) < 100_000 {
-			all[f[0]] = f[1]
-		}
-	}
-	return all
-}
 
 // skipped reports paths that stay out of a layer: those that the guest's kernel or agent fills, and
 // those of a single build.

@@ -48,6 +48,7 @@ var provided = []Provision{
 	{`"ripgrep"`, []string{"rg"}},
 	{`"rustc-web"`, []string{"rustc"}},
 	{`"uv==`, []string{"uv", "uvx"}},
+	{`"uv-`, []string{"uv", "uvx"}},
 }
 
 // withProgram returns the smallest built-in image that has the program, by its name, or "".

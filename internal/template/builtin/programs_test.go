@@ -22,12 +22,19 @@ func TestProvided(t *testing.T) {
 	for _, file := range files {
 		images = append(images, path.Dir(file))
 		spec, err := fs.ReadFile(FS, file)
-		var parsed struct{ Packages, Npm, Pip []string }
+		var parsed struct {
+			Packages, Npm, Pip []string
+			Wheels             []struct{ File string }
+		}
 		if err := errors.Join(err, toml.Unmarshal(spec, &parsed)); err != nil {
 			t.Fatal(err)
 		}
 		all = append(all, string(spec))
-		for _, p := range slices.Concat(parsed.Packages, parsed.Npm, parsed.Pip) {
+		var wheels []string
+		for _, w := range parsed.Wheels {
+			wheels = append(wheels, w.File)
+		}
+		for _, p := range slices.Concat(parsed.Packages, parsed.Npm, parsed.Pip, wheels) {
 			if !slices.ContainsFunc(provided, func(e Provision) bool {
 				return strings.HasPrefix(`"`+p+`"`, e.named)
 			}) {
@@ -48,7 +55,7 @@ func TestProvided(t *testing.T) {
 
 func TestWithProgram(t *testing.T) {
 	for program, image := range map[string]string{"pip": "python", "python": "python",
-		"npm": "nodejs", "claude": "claude-code", "curl": "base", "uv": "claude-code",
+		"npm": "nodejs", "claude": "claude-code", "curl": "base", "uv": "python",
 		"git": "python", "cargo": "claude-code", "gcc": "claude-code",
 		"bash": "", "no-such": "", "": ""} {
 		if got := withProgram(program); got != image {

@@ -81,9 +81,7 @@ func (s *Server) file(ctx context.Context, address, key string, d want) (string,
 
 // intoCache ensures that the file at has the digest d.
 func (s *Server) intoCache(ctx context.Context, address, at string, d want) error {
-	if whole(at, d) {
-		now := time.Now()
-		_ = os.Chtimes(at, now, now) // mark as used: see Trim
+	if cached(at, d) {
 		return nil
 	}
 	part, err := os.OpenFile(at+".part", os.O_RDWR|os.O_CREATE, 0o600)
@@ -112,6 +110,16 @@ func (s *Server) intoCache(ctx context.Context, address, at string, d want) erro
 		return storeError(at, err)
 	}
 	return nil
+}
+
+// cached reports whether the file at has the digest d, and marks it as used: see Trim.
+func cached(at string, d want) bool {
+	if !whole(at, d) {
+		return false
+	}
+	now := time.Now()
+	_ = os.Chtimes(at, now, now)
+	return true
 }
 
 func short(d want) string { return string(d)[:min(len(d), 19)] }

@@ -138,7 +138,7 @@ func (s *Server) servePipProject(w http.ResponseWriter, r *http.Request, project
 	}
 }
 
-// pipProject fetches the list of a project's files from the index.
+// pipProject returns the files of a project that this build may have.
 func (s *Server) pipProject(ctx context.Context, project string) ([]pipUpstream, error) {
 	locked := map[string]bool{}
 	if s.opts.Locked {
@@ -151,16 +151,9 @@ func (s *Server) pipProject(ctx context.Context, project string) ([]pipUpstream,
 			return nil, nil
 		}
 	}
-	at := *s.pip
-	at.Path += "/" + project + "/"
-	body, kind, err := s.text(ctx, at.String(), pipJSON+", "+pipHTML+";q=0.2, text/html;q=0.1")
+	files, err := s.pipFiles(ctx, project)
 	if err != nil {
 		return nil, err
-	}
-	files, err := parsePip(project, kind, body, &at)
-	if err != nil {
-		return nil, turnstone.NewError("registry.pip", turnstone.KindIntegrity, place(at.String()),
-			err).WithHint("set PIP_INDEX_URL to an index of pip")
 	}
 	if !s.opts.Locked {
 		return files, nil
@@ -172,6 +165,22 @@ func (s *Server) pipProject(ctx context.Context, project string) ([]pipUpstream,
 		}
 	}
 	return kept, nil
+}
+
+// pipFiles fetches the list of a project's files from the index.
+func (s *Server) pipFiles(ctx context.Context, project string) ([]pipUpstream, error) {
+	at := *s.pip
+	at.Path += "/" + project + "/"
+	body, kind, err := s.text(ctx, at.String(), pipJSON+", "+pipHTML+";q=0.2, text/html;q=0.1")
+	if err != nil {
+		return nil, err
+	}
+	files, err := parsePip(project, kind, body, &at)
+	if err != nil {
+		return nil, turnstone.NewError("registry.pip", turnstone.KindIntegrity, place(at.String()),
+			err).WithHint("set PIP_INDEX_URL to an index of pip")
+	}
+	return files, nil
 }
 
 // maxPipFiles bounds the files of one project.
