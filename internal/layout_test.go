@@ -194,7 +194,6 @@ var mayRead = map[string][]string{
 	"internal/statedir":        {`"XDG_DATA_HOME"`},
 	"internal/store/blob/s3":   {`"AWS_`},
 	"internal/template/debian": {`"PATH"`, "name"}, // proxies
-	"packaging/image":          {`"TURN_DEBIAN_`},  // a program: mirrors
 	"sandboxes":                {"all of it"},      // host.Options.Environ replaces what turn reads
 }
 
