@@ -33,7 +33,8 @@ import (
 type flags struct {
 	Host      string   `help:"The server: a name of hosts.toml, or an address there." required:""`
 	Home      string   `help:"Folder with hosts.toml and the operator's key." env:"TURN_HOME" type:"path"`
-	TokenFile string   `help:"File with the operator's token." required:"" type:"path"`
+	TokenFile string   `help:"File with the operator's token." type:"path" xor:"token" required:""`
+	Secrets   string   `help:"Folder with hosts.toml, key and token, such as a mounted secret: they are copied into --home." type:"path" xor:"token" required:""`
 	Default   bool     `help:"Serve objects without a runtime class, too."`
 	Image     []string `help:"Replace the beginning of images' names (FROM=TO)." placeholder:"FROM=TO" sep:"none"`
 	Router    string   `help:"HOST:PORT of the router for agent-sandbox's clients; off for none." default:"off"`
@@ -67,6 +68,17 @@ func run(ctx context.Context, f flags) error {
 	cfg, err := ctrl.GetConfig()
 	if err != nil {
 		return err
+	}
+	if f.Secrets != "" {
+		if f.Home == "" {
+			return turnstone.Errorf("operator.start", turnstone.KindInvalid, "--secrets", "needs --home")
+		}
+		s := secrets{from: f.Secrets, home: f.Home}
+		if err := s.take(); err != nil {
+			return err
+		}
+		f.TokenFile = s.tokenFile()
+		go s.follow(ctx, log)
 	}
 	to, err := control.New(ctx, control.Options{Host: f.Host, Dir: f.Home, TokenFile: f.TokenFile})
 	if err != nil {
