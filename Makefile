@@ -135,7 +135,7 @@ test-ui: setup-tests ## run the tests of turn ui in Chromium, and check the type
 	scripts/test-suites ui
 
 .PHONY: image
-image: build ## build the OCI image bin/turnstone-image.tar, and print its digest
+image: build operator ## build the OCI image bin/turnstone-image.tar, and print its digest
 	@$(GO) run ./packaging/image --out bin/turnstone-image.tar $(if $(PUSH),--push $(PUSH))
 
 .PHONY: node-image

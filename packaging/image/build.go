@@ -4,11 +4,14 @@ import (
 	"archive/tar"
 	"bytes"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -27,8 +30,11 @@ const (
 	home = "/var/lib/turnstone"
 )
 
-// programs are the files of the image from the folder of built programs.
+// programs are the files of the image from the folder of built programs, and operator is one more if it
+// is built: it takes minutes.
 var programs = []string{"turn", "turn-server", "runsc"}
+
+const operator = "turn-operator"
 
 // Build returns the image with the programs in the folder bin. Its digest depends on their content,
 // on the version, and on the roots that are compiled in, and on nothing else.
@@ -57,8 +63,11 @@ func Build(bin string) (v1.Image, error) {
 // programLayer returns the layer with the programs in the folder bin.
 func programLayer(bin string) (v1.Layer, error) {
 	var files []file
-	for _, name := range programs {
+	for _, name := range append(slices.Clone(programs), operator) {
 		b, err := os.ReadFile(filepath.Join(bin, name))
+		if name == operator && errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}

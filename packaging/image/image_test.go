@@ -69,6 +69,10 @@ func TestReproducible(t *testing.T) {
 	if a, b := digest(t, one), digest(t, fake(t, "b")); a == b {
 		t.Error("other programs have the same digest")
 	}
+	check(t, os.WriteFile(filepath.Join(one, operator), []byte("o"), 0o700))
+	if a, b := digest(t, one), digest(t, two); a == b {
+		t.Error("the operator is not in the image")
+	}
 	check(t, os.Remove(filepath.Join(two, "runsc")))
 	if _, err := Build(two); err == nil {
 		t.Error("an image without runsc")
