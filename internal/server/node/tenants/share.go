@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
@@ -157,6 +158,13 @@ func copyConfig(from, to string) error {
 func (s *State) OpensNetwork() (bool, error) {
 	c, err := config.Load(s.Dir.Root)
 	return err == nil && slices.Contains(c.Documents.Grant, "network"), err
+}
+
+// Closed returns the rules of a caller's allow that open closed addresses, which the configuration
+// does not grant: the same that a document may not open.
+func (s *State) Closed(allow []string) ([]netplan.Closed, error) {
+	c, err := config.Load(s.Dir.Root)
+	return netplan.Ungranted(c, allow), err
 }
 
 // Room returns an error of kind Exhausted if the disk of the state directory is nearly full.
