@@ -48,7 +48,8 @@ func (s *Server) openMCP(ctx context.Context) (err error) {
 		return nil
 	}
 	s.mcp, err = doors.OpenMCP(ctx, doors.MCPOptions{Address: s.c.MCP.Listen, TLS: s.doorTLS("http/1.1"),
-		Connections: s.c.Limits.Connections, Verifier: s.gateway.verifier, Make: s.o.MCP})
+		Connections: s.c.Limits.Connections, Proxies: s.c.Listen.Proxies,
+		Verifier: s.gateway.verifier, Make: s.o.MCP})
 	if err == nil {
 		s.onClose(s.mcp.Close)
 	}

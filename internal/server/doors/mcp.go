@@ -39,6 +39,7 @@ type MCPOptions struct {
 	Address     string      // the setting mcp.listen
 	TLS         *tls.Config // nil: no TLS
 	Connections int         // at one time, and never more than MCPConnections
+	Proxies     []string    // the setting listen.proxies
 	Verifier    auth.Verifier
 	Make        func(Inside) Door
 }
@@ -54,7 +55,7 @@ func OpenMCP(ctx context.Context, o MCPOptions) (*MCP, error) {
 		return nil, turnstone.NewError("server.listen", turnstone.KindUnavailable, o.Address, err).
 			WithHint(local.ListenHint(err, "mcp.listen"))
 	}
-	l = bound(l, min(o.Connections, MCPConnections))
+	l = bound(l, min(o.Connections, MCPConnections), o.Proxies)
 	if o.TLS != nil {
 		l = tls.NewListener(l, o.TLS)
 	}
