@@ -52,12 +52,12 @@ func opensClosed(r network.Rule) string {
 	if port == 0 {
 		port = 443
 	}
-	if r.Prefix.IsSingleIP() && isHosts(at) {
-		return "the host's own address"
-	}
 	only := network.Policy{Allow: []network.Rule{r}, Only: true}
 	if d := (network.Policy{}).Decide("", at, port); !d.Allowed && only.Decide("", at, port).Allowed {
 		return d.Reason
+	}
+	if r.Prefix.IsSingleIP() && isHosts(at) { // which may be public
+		return "the host's own address"
 	}
 	return ""
 }

@@ -12,7 +12,7 @@ func TestUngranted(t *testing.T) {
 	host := config.Config{Network: config.Network{Allow: []string{"10.7.0.1:5432"}},
 		Documents: config.Documents{Allow: []string{"10.1.0.0/16"}}}
 	for rule, want := range map[string]string{
-		"127.0.0.1:80": "the host's own address", "169.254.169.254": "metadata address",
+		"127.0.0.1:80": "loopback address", "169.254.169.254": "metadata address",
 		"100.100.100.200:80": "metadata address", "169.254.1.0/24": "link-local address",
 		"10.2.0.1": "private address", "192.168.0.0/16": "private address",
 		"10.7.0.1": "private address", "10.7.0.1:5432": "", "10.1.2.3": "", "10.0.0.0/15": "private address",

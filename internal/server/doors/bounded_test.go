@@ -27,7 +27,7 @@ func TestMCPIsBounded(t *testing.T) {
 	const most = 2
 	taken := make(chan net.Conn, 10)
 	m, err := OpenMCP(t.Context(), MCPOptions{Address: "127.0.0.1:0", Connections: most,
-		Proxies: []string{"127.0.0.0/8"},
+		Proxies:  []string{"127.0.0.0/8"},
 		Verifier: auth.Verifier(nil), Make: func(Inside) Door { return taking{taken} }})
 	if err != nil {
 		t.Fatal(err)
