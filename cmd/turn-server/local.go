@@ -29,6 +29,7 @@ func localEnviron() (all []string) {
 	for name, value := range map[string]string{"ROLES": "gateway,controller,node",
 		"LISTEN_ADDRESS": "off", "LISTEN_SOCKET": "server.sock", "LISTEN_PROXIES": "",
 		"TLS_CERTIFICATE": "", "TLS_KEY": "", "TELEMETRY_LISTEN": "off", "NODE_EXPOSE": "",
+		"E2B_LISTEN": "off", "MCP_LISTEN": "off",
 		"PEERS_LISTEN": "", "PEERS_ADDRESS": "", "PEERS_CONTROLLER": "", "PEERS_AUTHORITY": "",
 		"PEERS_CERTIFICATE": "", "PEERS_KEY": ""} {
 		all = append(all, config.Prefix+name+"="+value)

@@ -103,9 +103,9 @@ func (c *serveCmd) settings(dir string) (*config.Config, error) {
 	environ := os.Environ()
 	flags := map[string]string{}
 	if c.Local {
-		if c.Listen != "" || len(c.Role) > 0 {
+		if c.Listen != "" || c.E2B != "" || len(c.Role) > 0 {
 			return nil, turnstone.Errorf("serve", turnstone.KindInvalid, "--local",
-				"serves with all roles at no address").WithHint("leave out --role and --listen")
+				"serves with all roles at no address").WithHint("leave out --role, --listen and --e2b")
 		}
 		environ = append(environ, localEnviron()...)
 	}

@@ -15,7 +15,7 @@ import (
 )
 
 // mcpCalls calls the tools in the lines of a file, each a name and its arguments, of a turn mcp with
-// the flags that follow: "mcp FILE [FLAG...]". The results go to the file out, each after its tool's
+// the flags that follow: "mcp FILE [FLAG...]". The line "KILL" kills turn mcp. The results go to the file out, each after its tool's
 // name. turn has ended when the command returns.
 func mcpCalls(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 1 {
@@ -43,6 +43,12 @@ func mcpCalls(ts *testscript.TestScript, neg bool, args []string) {
 	var out strings.Builder
 	for line := range strings.Lines(ts.ReadFile(args[0])) {
 		name, arguments, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if name == "KILL" {
+			ts.Check(cmd.Process.Kill())
+			_ = s.Close() // the error is that of the killed process
+			ts.Check(os.WriteFile(ts.MkAbs("out"), []byte(out.String()), 0o600))
+			return
+		}
 		r, err := s.CallTool(ctx, &mcp.CallToolParams{Name: name,
 			Arguments: json.RawMessage(arguments)})
 		ts.Check(err)

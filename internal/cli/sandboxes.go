@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"time"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/platform"
@@ -42,6 +43,12 @@ type SandboxRecords interface {
 type SandboxTurns interface {
 	Commit(ctx context.Context, id turnstone.SandboxID) (*turnstone.TurnReport, error)
 	Discard(ctx context.Context, id turnstone.SandboxID) error
+}
+
+// A SandboxExtender is what Sandboxes can also do.
+type SandboxExtender interface {
+	// Extend sets the time from now to the end of a sandbox.
+	Extend(ctx context.Context, id turnstone.SandboxID, life time.Duration) error
 }
 
 // A SandboxMaker makes sandboxes.
@@ -124,6 +131,15 @@ type localSandboxes struct {
 func (l *localSandboxes) Resolve(ctx context.Context, ref string) (turnstone.SandboxID, error) {
 	i, err := l.Find(ctx, ref)
 	return i.ID, err
+}
+
+// Extend implements SandboxExtender.
+func (l *localSandboxes) Extend(ctx context.Context, id turnstone.SandboxID, life time.Duration) error {
+	c, err := l.Control(ctx, id)
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.SetTTL(ctx, life), c.Close())
 }
 
 // Shape implements SandboxMaker.

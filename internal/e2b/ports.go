@@ -8,7 +8,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"turnstone.dev/turnstone/internal/duplex"
@@ -36,6 +38,10 @@ func (d *Door) servePort(w http.ResponseWriter, r *http.Request, f Found, port u
 				p.Out.Header.Del(name) // the guest is not trusted with them
 			}
 		},
+		ModifyResponse: func(r *http.Response) error {
+			hostOnly(r.Header)
+			return nil
+		},
 		FlushInterval: -1,
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
 			if errors.Is(err, context.Canceled) {
@@ -47,6 +53,19 @@ func (d *Door) servePort(w http.ResponseWriter, r *http.Request, f Found, port u
 		ErrorLog: log.New(io.Discard, "", 0),
 	}
 	duplex.Handler(proxy).ServeHTTP(w, r)
+}
+
+// hostOnly makes the cookies of a guest those of its own host: the domain of the door has the sandboxes
+// of other tenants too.
+func hostOnly(h http.Header) {
+	for i, cookie := range h["Set-Cookie"] {
+		parts := strings.Split(cookie, ";")
+		kept := slices.DeleteFunc(parts[1:], func(attribute string) bool {
+			name, _, _ := strings.Cut(attribute, "=")
+			return strings.EqualFold(strings.TrimSpace(name), "Domain")
+		})
+		h["Set-Cookie"][i] = strings.Join(append(parts[:1:1], kept...), ";")
+	}
 }
 
 // A portConn is a connection to a port as a net.Conn. Its deadlines are those of its request.

@@ -58,3 +58,21 @@ func TestAnswerBeforeTheBody(t *testing.T) {
 		t.Fatalf("%q %v", rest, err)
 	}
 }
+
+// TestCookiesOfGuests: a guest sets no cookies for the sandboxes of others.
+func TestCookiesOfGuests(t *testing.T) {
+	guest := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Add("Set-Cookie", "a=b; Path=/; dOmain = door.example; HttpOnly")
+		w.Header().Add("Set-Cookie", "domain=x;Domain")
+	}))
+	defer guest.Close()
+	f := Found{Dial: func(ctx context.Context, _ uint16) (io.ReadWriteCloser, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", guest.Listener.Addr().String())
+	}}
+	w := httptest.NewRecorder()
+	(&Door{}).servePort(w, httptest.NewRequest(http.MethodGet, "/", nil), f, 80)
+	if got := w.Header()["Set-Cookie"]; len(got) != 2 || got[0] != "a=b; Path=/; HttpOnly" ||
+		got[1] != "domain=x" {
+		t.Errorf("%q", got)
+	}
+}

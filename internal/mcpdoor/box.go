@@ -177,14 +177,18 @@ func (c *connection) extendAll() {
 		}
 	}
 	c.mu.Unlock()
+	var calls sync.WaitGroup // one sandbox that does not answer must not end the others
 	for _, id := range ids {
-		ctx, cancel := context.WithTimeout(c.calls, leaseEvery)
-		err := c.place.Extend(ctx, id, leaseLife)
-		cancel()
-		if err != nil && c.calls.Err() == nil && turnstone.KindOf(err) != turnstone.KindNotFound {
-			c.log.Warn("the time of a sandbox was not extended", "sandbox", id, "error", err)
-		}
+		calls.Go(func() {
+			ctx, cancel := context.WithTimeout(c.calls, leaseEvery)
+			defer cancel()
+			err := c.place.Extend(ctx, id, leaseLife)
+			if err != nil && c.calls.Err() == nil && turnstone.KindOf(err) != turnstone.KindNotFound {
+				c.log.Warn("the time of a sandbox was not extended", "sandbox", id, "error", err)
+			}
+		})
 	}
+	calls.Wait()
 }
 
 func (c *connection) setID(b *box, id turnstone.SandboxID) {

@@ -2,8 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"net"
-	"net/netip"
 	"path"
 	"slices"
 	"strconv"
@@ -12,7 +10,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/config"
-	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/template"
 )
 
@@ -296,15 +294,9 @@ func (a *Authority) allow() []turnstone.Ask {
 	if !a.ownRules() || a.replays() {
 		return nil
 	}
-	given := a.rules()
 	var asks []turnstone.Ask
-	for _, text := range a.front().NetworkRules.Allow {
-		r, err := network.ParseRule(text)
-		granted := func(g network.Rule) bool { return ruleWithin(g, r) }
-		if err != nil || !opensClosed(r) || slices.ContainsFunc(given, granted) {
-			continue // an invalid rule is reported when policies are read
-		}
-		asks = append(asks, turnstone.Ask{What: "network: allow: " + text, Flag: "--allow " + text})
+	for _, c := range netplan.Ungranted(a.Host.Config, a.front().NetworkRules.Allow) {
+		asks = append(asks, turnstone.Ask{What: "network: allow: " + c.Rule, Flag: "--allow " + c.Rule})
 	}
 	return asks
 }
@@ -325,52 +317,6 @@ func (a *Authority) ownRules() bool {
 // onlyAsked reports whether only the document requests its network rules.
 func (a *Authority) onlyAsked() bool {
 	return a != nil && a.ownRules() && !a.Granted("network")
-}
-
-// rules returns the rules that the host grants to documents.
-func (a *Authority) rules() []network.Rule {
-	var out []network.Rule
-	for _, text := range append(slices.Clone(a.Host.Network.Allow), a.Host.Documents.Allow...) {
-		if r, err := network.ParseRule(text); err == nil {
-			out = append(out, r)
-		}
-	}
-	return out
-}
-
-// opensClosed reports whether a rule with an address opens more than the Internet.
-func opensClosed(r network.Rule) bool {
-	if r.Name != "" {
-		return false
-	}
-	at, port := r.Prefix.Addr(), r.Port
-	if port == 0 {
-		port = 443
-	}
-	if r.Prefix.IsSingleIP() && isHosts(at) {
-		return true
-	}
-	only := network.Policy{Allow: []network.Rule{r}, Only: true}
-	return !network.Policy{}.Decide("", at, port).Allowed && only.Decide("", at, port).Allowed
-}
-
-// isHosts reports whether an address belongs to one of this machine's interfaces.
-func isHosts(at netip.Addr) bool {
-	addrs, err := net.InterfaceAddrs()
-	return err != nil || slices.ContainsFunc(addrs, func(a net.Addr) bool {
-		p, err := netip.ParsePrefix(a.String())
-		return err == nil && p.Addr().Unmap() == at.Unmap()
-	})
-}
-
-// ruleWithin reports whether outer opens everything that r opens. Both have an address.
-func ruleWithin(outer, r network.Rule) bool {
-	if outer.Name != "" || outer.Port != 0 && outer.Port != r.Port ||
-		outer.Prefix.Bits() > r.Prefix.Bits() || !outer.Prefix.Contains(r.Prefix.Addr()) {
-		return false
-	}
-	only := network.Policy{Allow: []network.Rule{outer}, Only: true}
-	return outer.Prefix == r.Prefix || only.Decide("", r.Prefix.Addr(), max(r.Port, 1)).Allowed
 }
 
 // ResumesNetwork reports whether a machine with a network card gets a network, by its caller's

@@ -12,7 +12,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/config"
-	"turnstone.dev/turnstone/internal/network"
 )
 
 // TestEveryFieldIsClassified checks that every new key of front matter is classified: whether a
@@ -158,26 +157,6 @@ func TestGrants(t *testing.T) {
 			t.Errorf("%s: with all keys granted by the host it still asks for %q", name, got)
 		}
 	}
-}
-
-// TestGrantsOwnAddress checks that the host's own addresses are closed although they may be public.
-func TestGrantsOwnAddress(t *testing.T) {
-	r, err := network.ParseRule("203.0.113.7")
-	if err != nil || opensClosed(r) {
-		t.Errorf("203.0.113.7: %v", err)
-	}
-	if !isHosts(r.Prefix.Addr().Next()) && !isHosts(mustRule(t, "127.0.0.1:1").Prefix.Addr()) {
-		t.Error("127.0.0.1 is not known as the host's")
-	}
-}
-
-func mustRule(t *testing.T, text string) network.Rule {
-	t.Helper()
-	r, err := network.ParseRule(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
 }
 
 // TestDocumentsNeverGrant checks that a document, with any combination of keys, gets nothing that

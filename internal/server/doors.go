@@ -5,9 +5,42 @@ import (
 	"crypto/tls"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/server/config"
 	"turnstone.dev/turnstone/internal/server/doors"
 	"turnstone.dev/turnstone/internal/server/gateway"
 )
+
+// fitConnections lowers limits.connections to what the open files of this process allow. Each listener
+// has the bound for itself: the gateway for the network and for sockets, and E2B's door.
+func (s *Server) fitConnections() error {
+	if !s.c.Has(config.Gateway) {
+		return nil
+	}
+	asked := doors.Connections{Each: s.c.Limits.Connections, Listeners: 1}
+	if s.c.Has(config.Controller) {
+		asked.Listeners++
+	}
+	if s.c.E2B.Listen != "" {
+		asked.Listeners++
+	}
+	if s.c.MCP.Listen != "" {
+		asked.Others = doors.MCPConnections
+	}
+	most, err := doors.OpenFiles()
+	if err != nil {
+		return turnstone.NewError("server.limits", turnstone.KindUnavailable, "RLIMIT_NOFILE", err)
+	}
+	fit, err := asked.Fit(most)
+	if err != nil || fit == asked.Each {
+		return err
+	}
+	s.log.Warn("limits.connections is lowered: this process may not open more files", "asked",
+		asked.Each, "now", fit, "rlimit_nofile", most)
+	c := *s.c
+	c.Limits.Connections = fit
+	s.c = &c
+	return nil
+}
 
 // openMCP opens the endpoint of the setting mcp.listen.
 func (s *Server) openMCP(ctx context.Context) (err error) {
@@ -15,7 +48,8 @@ func (s *Server) openMCP(ctx context.Context) (err error) {
 		return nil
 	}
 	s.mcp, err = doors.OpenMCP(ctx, doors.MCPOptions{Address: s.c.MCP.Listen, TLS: s.doorTLS("http/1.1"),
-		Connections: s.c.Limits.Connections, Verifier: s.gateway.verifier, Make: s.o.MCP})
+		Connections: s.c.Limits.Connections, Proxies: s.c.Listen.Proxies,
+		Verifier: s.gateway.verifier, Make: s.o.MCP})
 	if err == nil {
 		s.onClose(s.mcp.Close)
 	}

@@ -81,7 +81,10 @@ func (s *Server) open(ctx context.Context) error {
 		}
 		s.onClose(func() error { lock.Release(); return nil })
 	}
-	var err error
+	err := s.fitConnections()
+	if err != nil {
+		return err
+	}
 	s.telemetry, err = telemetry.Open(ctx, telemetry.Options{Settings: s.c.Telemetry, Roles: s.c.Roles,
 		Node: s.c.Machine.Name, Ready: s.ready, Log: s.log})
 	if err != nil {

@@ -79,7 +79,13 @@ func (c *Cmd) place(a *cli.App) (mcpdoor.Place, error) {
 		return mcpdoor.Place{}, errors.Join(x.Close(), turnstone.Errorf("mcp", turnstone.KindUnavailable,
 			"host", "its sandboxes cannot be kept as turns"))
 	}
-	return mcpdoor.Place{Turns: x, Session: c.Session, Close: x.Close,
+	// a client may kill this process: what it leaves then must not live long
+	lives, ok := s.(cli.SandboxExtender)
+	if !ok {
+		return mcpdoor.Place{}, errors.Join(x.Close(), turnstone.Errorf("mcp", turnstone.KindUnavailable,
+			"host", "its sandboxes cannot be extended"))
+	}
+	return mcpdoor.Place{Turns: x, Session: c.Session, Close: x.Close, Extend: lives.Extend,
 		Sandboxes: struct {
 			cli.Sandboxes
 			cli.SandboxTurns

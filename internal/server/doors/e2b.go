@@ -70,7 +70,7 @@ func OpenE2B(ctx context.Context, o E2BOptions) (_ *E2B, err error) {
 		return nil, errors.Join(turnstone.NewError("server.listen", turnstone.KindUnavailable, at, err).
 			WithHint(local.ListenHint(err, "e2b.listen")), d.Door.Close())
 	}
-	d.listener = bound(d.listener, l.Connections)
+	d.listener = bound(d.listener, l.Connections, o.Config.Listen.Proxies)
 	if d.tls == nil && !config.Loopback(d.listener.Addr().String()) && len(o.Config.Listen.Proxies) == 0 {
 		return nil, errors.Join(turnstone.Errorf("server.listen", turnstone.KindInvalid, at,
 			"is reached from other machines, without TLS").WithHint("set tls.certificate and "+

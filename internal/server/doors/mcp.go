@@ -38,14 +38,15 @@ type MCP struct {
 type MCPOptions struct {
 	Address     string      // the setting mcp.listen
 	TLS         *tls.Config // nil: no TLS
-	Connections int         // at one time, and never more than mcpConnections
+	Connections int         // at one time, and never more than MCPConnections
+	Proxies     []string    // the setting listen.proxies
 	Verifier    auth.Verifier
 	Make        func(Inside) Door
 }
 
-// mcpConnections bounds the connections at one time: each of the protocol's has two, a request and
+// MCPConnections bounds the connections at one time: each of the protocol's has two, a request and
 // the stream of what the server tells.
-const mcpConnections = 2000
+const MCPConnections = 2000
 
 // OpenMCP listens for MCP's clients. Close it.
 func OpenMCP(ctx context.Context, o MCPOptions) (*MCP, error) {
@@ -54,7 +55,7 @@ func OpenMCP(ctx context.Context, o MCPOptions) (*MCP, error) {
 		return nil, turnstone.NewError("server.listen", turnstone.KindUnavailable, o.Address, err).
 			WithHint(local.ListenHint(err, "mcp.listen"))
 	}
-	l = bound(l, min(o.Connections, mcpConnections))
+	l = bound(l, min(o.Connections, MCPConnections), o.Proxies)
 	if o.TLS != nil {
 		l = tls.NewListener(l, o.TLS)
 	}

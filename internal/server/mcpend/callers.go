@@ -16,6 +16,9 @@ import (
 const (
 	maxConnections = 500
 	maxOfCaller    = 32
+	// requestsOfCaller bounds the requests of a caller at one time: each may have a body of maxBody in
+	// memory, and a tool that works.
+	requestsOfCaller = 128
 )
 
 // sessionHeader names the connection of a request.
@@ -29,6 +32,7 @@ type callers struct {
 	mu       sync.Mutex
 	shown    map[connection]*atomic.Pointer[string]
 	starting map[string]int // connections of a caller that have no ID yet
+	requests map[string]int // of a caller, at one time
 }
 
 // A connection is one of a verified caller. Only the pair counts: anybody can name an ID.
@@ -111,6 +115,28 @@ func (c *callers) all() map[connection]string {
 	return all
 }
 
+// enter takes the place of a request of a caller, which leave gives back.
+func (c *callers) enter(name string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.requests[name] >= requestsOfCaller {
+		return false
+	}
+	if c.requests == nil {
+		c.requests = map[string]int{}
+	}
+	c.requests[name]++
+	return true
+}
+
+func (c *callers) leave(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.requests[name]--; c.requests[name] == 0 {
+		delete(c.requests, name)
+	}
+}
+
 // forget forgets a connection that has ended.
 func (c *callers) forget(of connection) {
 	c.mu.Lock()
@@ -127,14 +153,20 @@ func (e *Endpoint) live() map[string]bool {
 	return live
 }
 
-// bounded refuses new connections beyond the bounds.
+// bounded refuses requests and new connections beyond the bounds.
 func (e *Endpoint) bounded(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		i := mcpauth.TokenInfoFromContext(r.Context())
+		if !e.callers.enter(i.UserID) {
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "too many requests at one time", http.StatusTooManyRequests)
+			return
+		}
+		defer e.callers.leave(i.UserID)
 		if r.Method != http.MethodPost || r.Header.Get(sessionHeader) != "" {
 			next.ServeHTTP(w, r)
 			return
 		}
-		i := mcpauth.TokenInfoFromContext(r.Context())
 		if !e.callers.begin(i.UserID, e.live) {
 			http.Error(w, "too many connections: end one with DELETE", http.StatusTooManyRequests)
 			return

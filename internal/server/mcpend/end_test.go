@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	mcpauth "github.com/modelcontextprotocol/go-sdk/auth"
 	"go.uber.org/goleak"
 
 	"turnstone.dev/turnstone"
@@ -96,6 +97,45 @@ func TestConnectionsOfCaller(t *testing.T) {
 		if w.Code != want {
 			t.Errorf("%s ends b's connection: %d", token, w.Code)
 		}
+	}
+	end(t, e)
+}
+
+// TestRequestsOfCaller: the requests of a caller that end late leave others theirs, and the caller's
+// next ones are admitted when they have ended.
+func TestRequestsOfCaller(t *testing.T) {
+	e := endpoint()
+	gate, here := make(chan struct{}), make(chan struct{}, requestsOfCaller)
+	h := mcpauth.RequireBearerToken(e.verify, &mcpauth.RequireBearerTokenOptions{
+		AllowMissingExpiration: true})(e.bounded(http.HandlerFunc(
+		func(http.ResponseWriter, *http.Request) {
+			here <- struct{}{}
+			<-gate
+		})))
+	ask := func(token string) int {
+		r := httptest.NewRequest(http.MethodGet, Path, nil)
+		r.Header.Set("Authorization", "Bearer "+token)
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w.Code
+	}
+	var slow sync.WaitGroup
+	for n := range requestsOfCaller {
+		slow.Go(func() { ask(fmt.Sprintf("a%d", n)) })
+	}
+	for range requestsOfCaller {
+		<-here
+	}
+	if got := ask("a"); got != http.StatusTooManyRequests {
+		t.Errorf("one more: %d", got)
+	}
+	close(gate)
+	if got := ask("b"); got != http.StatusOK {
+		t.Errorf("another caller: %d", got)
+	}
+	slow.Wait()
+	if got := ask("a"); got != http.StatusOK || len(e.callers.requests) != 0 {
+		t.Errorf("after the others: %d, %v", got, e.callers.requests)
 	}
 	end(t, e)
 }

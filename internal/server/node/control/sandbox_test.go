@@ -143,6 +143,15 @@ func TestFailedCreation(t *testing.T) {
 		_, err := s.create(t, ada, id, change)
 		want(t, name, err, turnstone.KindInvalid)
 	}
+	for _, rule := range []string{"127.0.0.1:22", "169.254.169.254", "169.254.1.1", "10.0.0.5"} {
+		_, err := s.create(t, ada, id, func(q *v1.CreateSandboxRequest) {
+			q.Network = &v1.Network{Allow: []string{"example.com", rule}}
+		})
+		want(t, rule, err, turnstone.KindInvalid)
+		if err != nil && !strings.Contains(err.Error(), rule) {
+			t.Errorf("%q does not name %s", err, rule)
+		}
+	}
 	if _, err := s.create(t, ada, id, nil); err != nil {
 		t.Fatal(err)
 	}

@@ -71,6 +71,16 @@ func network(st *tenants.State, n *v1.Network, operator bool, spec *sandboxes.Sp
 			return bad("is off by the node's configuration", "leave the rules out")
 		}
 	}
+	if !operator {
+		closed, err := st.Closed(allow)
+		if err != nil {
+			return err
+		}
+		if len(closed) > 0 { // the connections would be refused, which a caller would learn late
+			return bad("opens "+closed[0].Rule+" in allow: "+closed[0].Word, "leave it out, or "+
+				"let the node's operator grant it: allow in [documents] of config.toml")
+		}
+	}
 	if len(allow)+len(deny) > 0 {
 		spec.Network = &turnstone.NetworkSpec{Allow: allow, Deny: deny, Only: len(allow) > 0,
 			Asked: !operator}

@@ -1,7 +1,6 @@
 package tenants
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io/fs"
@@ -12,7 +11,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/diskspace"
-	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
@@ -52,7 +51,7 @@ func (s *State) Refresh(ctx context.Context) error {
 	if s.shared == nil {
 		return nil
 	}
-	if err := copyConfig(s.shared.Dir.Root, s.Dir.Root); err != nil {
+	if err := config.Copy(s.shared.Dir.Root, s.Dir.Root); err != nil {
 		return failed(s.Tenant, err)
 	}
 	built, err := s.shared.Templates.List(ctx)
@@ -130,33 +129,18 @@ func link(from, to string) error {
 	return os.Link(from, to)
 }
 
-// copyConfig copies the operator's configuration, or removes the copy if there is none any longer.
-func copyConfig(from, to string) error {
-	if _, err := config.Load(from); err != nil {
-		return err
-	}
-	at := filepath.Join(to, config.File)
-	want, err := os.ReadFile(filepath.Join(from, config.File))
-	if errors.Is(err, fs.ErrNotExist) {
-		if err := os.Remove(at); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if have, err := os.ReadFile(at); err == nil && bytes.Equal(have, want) {
-		return nil
-	}
-	return filestamp.WriteFile(at, want, 0o600)
-}
-
 // OpensNetwork reports whether a caller of the server may have a network where the configuration has
 // it off by default: the same that a document may.
 func (s *State) OpensNetwork() (bool, error) {
 	c, err := config.Load(s.Dir.Root)
 	return err == nil && slices.Contains(c.Documents.Grant, "network"), err
+}
+
+// Closed returns the rules of a caller's allow that open closed addresses, which the configuration
+// does not grant: the same that a document may not open.
+func (s *State) Closed(allow []string) ([]netplan.Closed, error) {
+	c, err := config.Load(s.Dir.Root)
+	return netplan.Ungranted(c, allow), err
 }
 
 // Room returns an error of kind Exhausted if the disk of the state directory is nearly full.
