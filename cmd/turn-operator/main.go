@@ -27,6 +27,7 @@ import (
 	"turnstone.dev/turnstone/internal/kube/agents"
 	"turnstone.dev/turnstone/internal/kube/control"
 	"turnstone.dev/turnstone/internal/kube/router"
+	"turnstone.dev/turnstone/internal/server/config"
 )
 
 // flags are the command line.
@@ -38,6 +39,7 @@ type flags struct {
 	Default   bool     `help:"Serve objects without a runtime class, too."`
 	Image     []string `help:"Replace the beginning of images' names (FROM=TO)." placeholder:"FROM=TO" sep:"none"`
 	Router    string   `help:"HOST:PORT of the router for agent-sandbox's clients; off for none." default:"off"`
+	Network   bool     `name:"router-network" help:"The router, which authenticates nobody, may be at an address that other machines reach."`
 	Metrics   string   `help:"HOST:PORT of metrics; 0 for none." default:"127.0.0.1:8080"`
 	Health    string   `help:"HOST:PORT of /healthz and /readyz; 0 for none." default:"127.0.0.1:8081"`
 	Elect     string   `help:"Namespace of the Lease that elects a leader; none: without election."`
@@ -62,6 +64,11 @@ func run(ctx context.Context, f flags) error {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(f.LogLevel)); err != nil {
 		return err
+	}
+	if f.Router != "off" && !f.Network && !config.Loopback(f.Router) {
+		return turnstone.Errorf("operator.start", turnstone.KindInvalid, "--router "+f.Router,
+			"is an address that other machines reach, and the router authenticates nobody").
+			WithHint("use a loopback address, or --router-network behind what authenticates callers")
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	ctrl.SetLogger(logr.FromSlogHandler(log.Handler()))
@@ -104,7 +111,8 @@ func run(ctx context.Context, f flags) error {
 		return err
 	}
 	if f.Router != "off" {
-		if err := m.Add(&listener{f.Router, router.New(router.Options{Server: to, Cluster: o.Cluster, Log: log}), log}); err != nil {
+		if err := m.Add(&listener{f.Router, router.New(router.Options{Server: to, Cluster: o.Cluster, Log: log,
+			Network: f.Network}), log}); err != nil {
 			return err
 		}
 	}

@@ -23,6 +23,7 @@ import (
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/duplex"
 	"turnstone.dev/turnstone/internal/kube/agents"
+	"turnstone.dev/turnstone/internal/loopback"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -37,6 +38,9 @@ type Options struct {
 	Server  Server
 	Cluster string
 	Log     *slog.Logger
+	// Network says that other machines reach the router. Without it only programs of this machine are
+	// answered, and no page of a web site that has made a browser find it by a name.
+	Network bool
 }
 
 // The headers by which a request names a sandbox: the name of its Sandbox, the namespace, the port.
@@ -78,7 +82,14 @@ const (
 func New(o Options) http.Handler {
 	h := &handler{o: o, known: make(map[[2]string]found)}
 	h.runtime = runtime()
-	return duplex.Handler(h)
+	if o.Network {
+		return duplex.Handler(h)
+	}
+	return duplex.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if (loopback.Guard{}).Local(w, r) {
+			h.ServeHTTP(w, r)
+		}
+	}))
 }
 
 // ServeHTTP implements http.Handler.
@@ -200,7 +211,6 @@ func (h *handler) serve(w http.ResponseWriter, r *http.Request, namespace string
 				refuse(w, http.StatusBadGateway, "the sandbox's server has ended the connection")
 			}
 		}}
-	_ = http.NewResponseController(w).EnableFullDuplex() // an error: HTTP/2, which is
 	proxy.ServeHTTP(w, r)
 }
 

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
@@ -31,7 +32,7 @@ func (f *fake) Open(context.Context, string, string) (io.ReadWriteCloser, error)
 
 func TestWhom(t *testing.T) {
 	f := &fake{}
-	h := New(Options{Server: f, Cluster: "c", Log: slog.New(slog.DiscardHandler)})
+	h := New(Options{Server: f, Cluster: "c", Log: slog.New(slog.DiscardHandler), Network: true})
 	for _, c := range []struct {
 		id, namespace, port string
 		status              int
@@ -60,6 +61,41 @@ func TestWhom(t *testing.T) {
 	for _, m := range f.asked {
 		if m[agents.MetadataCluster] != "c" {
 			t.Errorf("sandboxes of other clusters were asked for: %v", m)
+		}
+	}
+}
+
+// TestPages: without Network, a page that reaches the router by a name of its own, or from its site, is
+// refused, and a program of this machine is not.
+func TestPages(t *testing.T) {
+	s := httptest.NewServer(New(Options{Server: &fake{}, Cluster: "c", Log: slog.New(slog.DiscardHandler)}))
+	defer s.Close()
+	_, port, _ := strings.Cut(s.Listener.Addr().String(), ":")
+	for _, c := range []struct {
+		host, origin string
+		status       int
+	}{
+		{"", "", http.StatusBadGateway},
+		{"localhost:" + port, "", http.StatusBadGateway},
+		{"rebound.example:" + port, "", http.StatusForbidden},
+		{"", "https://page.example", http.StatusForbidden},
+	} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.URL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Host = c.host
+		r.Header.Set(idHeader, "a")
+		if c.origin != "" {
+			r.Header.Set("Origin", c.origin)
+		}
+		answer, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = answer.Body.Close()
+		if answer.StatusCode != c.status {
+			t.Errorf("%+v: status %d", c, answer.StatusCode)
 		}
 	}
 }
