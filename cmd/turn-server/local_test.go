@@ -27,8 +27,8 @@ func TestLocalListensNowhere(t *testing.T) {
 			case f.Kind() == reflect.Struct:
 				walk(f, name+tag.Name+".")
 			case slices.Contains([]string{"address", "peer"}, tag.Tag.Get("kind")):
-				if n++; f.String() != "" {
-					t.Errorf("%s%s is %s", name, tag.Name, f)
+				if n++; f.Len() != 0 { // a text or a list
+					t.Errorf("%s%s is %v", name, tag.Name, f)
 				}
 			}
 		}
