@@ -248,13 +248,17 @@ def test_refused_tokens() -> None:
     assert e.value.hint and "a.b.c" not in str(e.value)
 
 
+# A program that a shell starts in the background ignores Ctrl-C, and so do its children.
+CTRL_C = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+
 def test_ctrl_c_kills_the_command(box: Sandbox) -> None:
     program = (
         "from turnstone import Turnstone\n"
         f"c = Turnstone()\nsb = c.get_sandbox({box.id!r})\n"
         "sb.exec(['sleep', '4005'])\n"
     )
-    p = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE)
+    p = subprocess.Popen([sys.executable, "-c", CTRL_C + program], stderr=subprocess.PIPE)
     until(lambda: count(box, "4005") == 1)
     p.send_signal(signal.SIGINT)
     _, err = p.communicate(timeout=WAIT)
@@ -268,7 +272,7 @@ def test_ctrl_c_cancels_a_turn(client: Turnstone) -> None:
         "with Turnstone() as c:\n"
         "    c.run('```bash\\necho begun; sleep 4006\\n```\\n', session='sdk-ctrl-c', progress=lambda x: print(x, flush=True))\n"
     )
-    p = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    p = subprocess.Popen([sys.executable, "-c", CTRL_C + program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert p.stdout is not None
     while b"output" not in p.stdout.readline():
         pass
