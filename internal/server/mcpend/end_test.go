@@ -88,14 +88,17 @@ func TestConnectionsOfCaller(t *testing.T) {
 	if w.Code != 200 {
 		t.Errorf("another caller: %d", w.Code)
 	}
-	for token, want := range map[string]int{"a": 403, "b": 204} {
+	for _, x := range []struct { // in this order: b's own end is the last
+		token string
+		want  int
+	}{{"a", 403}, {"b", 204}, {"b", 404}} {
 		r := httptest.NewRequest(http.MethodDelete, Path, nil)
 		r.Header.Set(sessionHeader, id)
-		r.Header.Set("Authorization", "Bearer "+token)
+		r.Header.Set("Authorization", "Bearer "+x.token)
 		w := httptest.NewRecorder()
 		e.Handler().ServeHTTP(w, r)
-		if w.Code != want {
-			t.Errorf("%s ends b's connection: %d", token, w.Code)
+		if w.Code != x.want {
+			t.Errorf("%s ends b's connection: %d", x.token, w.Code)
 		}
 	}
 	end(t, e)
