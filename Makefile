@@ -101,7 +101,9 @@ export TEST_KERNEL
 # The scripts that start machines, and the corpus of deterministic programs, run without the race
 # detector, because it makes each of their many processes slow, and so do the packages that link the
 # libraries of Kubernetes, whose second build would take minutes; the other tests of the packages run
-# with it. The soak runs for five minutes, with faults, and beside it what waits more than it computes:
+# with it. A program with the race detector sleeps for a second before it exits, in which other goroutines
+# may still race; thousands of the tests' processes would sleep so for many minutes, so GORACE says less.
+# The soak runs for five minutes, with faults, and beside it what waits more than it computes:
 # the shim's pods, the operator with a real API server, the suites in other languages. After a failed
 # part the other parts still run. The tests of turn ui run in Chromium, and keep pictures of the page in
 # .cache/pictures.
@@ -112,7 +114,7 @@ OTHERS = $(shell $(GO) list ./... | grep -v -e /internal/kube/ -e /cmd/turn-oper
 .PHONY: test
 test: setup-tests shim check proto-check chart-check ## set up, build, and run every test; as root, some again as a user
 	@set -x; failed=0; \
-	$(BROWSER) $(GO) test -race -timeout $(TIMEOUT) -skip '^TestMachine(Script$$|Corpus)' $(OTHERS) || failed=1; \
+	$(BROWSER) GORACE=atexit_sleep_ms=10 $(GO) test -race -timeout $(TIMEOUT) -skip '^TestMachine(Script$$|Corpus)' $(OTHERS) || failed=1; \
 	$(GO) test -timeout $(TIMEOUT) -run '^TestMachine(Script$$|Corpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
 	TURN_SOAK_FOR=5m $(GO) test -timeout $(TIMEOUT) -count 1 -run '^TestSoak$$' ./cmd/turn & soak=$$!; \
 	$(GO) test -timeout $(TIMEOUT) $(KUBERNETES) || failed=1; \
