@@ -119,13 +119,12 @@ ALONE = ./packaging/image
 OTHERS = $(shell $(GO) list ./... | grep -v -e /internal/kube/ -e /cmd/turn-operator -e /packaging/image)
 CPUS := $(shell nproc)
 MORE = $(shell echo $$(($(CPUS) + 1)))
-TWICE = $(shell echo $$(($(CPUS) * 2)))
 
 .PHONY: test
 test: setup-tests shim check proto-check chart-check ## set up, build, and run every test; as root, some again as a user
 	@set -x; failed=0; export $(SHARED); test="$(GO) test -vet=off -timeout $(TIMEOUT)"; \
 	$(BROWSER) GORACE=atexit_sleep_ms=10 $$test -race -tags= -trimpath=false -p $(MORE) -skip '^TestMachine(Script$$|Corpus)' $(OTHERS) || failed=1; \
-	$$test -parallel $(TWICE) -run '^TestMachine(Script$$|Corpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
+	$$test -parallel $(MORE) -run '^TestMachine(Script$$|Corpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
 	TURN_SOAK_FOR=3m $$test -count 1 -run '^TestSoak$$' ./cmd/turn & soak=$$!; \
 	$$test $(KUBERNETES) $(ALONE) || failed=1; \
 	(cd shim && export CGO_ENABLED=0 GOFLAGS= && $(GO) vet -trimpath ./... && $(GO) test -trimpath -vet=off -timeout $(TIMEOUT) ./...) || failed=1; \
