@@ -25,6 +25,10 @@ INIT = $(CC) -std=gnu11 -Os -Wall -Wextra -Werror -static -nostdlib -ffreestandi
 # Static programs run on every Linux; cgo, because the parser's grammars are C.
 STATIC = CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -tags netgo,osusergo -ldflags '-s -w -linkmode external -extldflags "-static"'
 
+# The flags of make build, so that vet and tests find what it compiled: two builds of everything, one of
+# them with the race detector, and no third one.
+SHARED = GOFLAGS='$(strip $(shell $(GO) env GOFLAGS) -trimpath -tags=netgo,osusergo)'
+
 # gVisor's program with the additions in runsc/. Raise the last number if the additions change in a
 # way that turn must detect: see package internal/driver/gvisor.
 RUNSC_VERSION := 20260905.0+turnstone.9
@@ -98,28 +102,35 @@ ON_QEMU := (run|session|kept|home|lifetime|network|sandbox-fork|secret|channel)
 TEST_KERNEL ?= $(abspath $(wildcard ../shared/kvm/vmlinux))
 export TEST_KERNEL
 
-# The scripts that start machines, and the corpus of deterministic programs, run without the race
-# detector, because it makes each of their many processes slow, and so do the packages that link the
-# libraries of Kubernetes, whose second build would take minutes; the other tests of the packages run
-# with it. The soak runs for five minutes, with faults, and beside it what waits more than it computes:
-# the shim's pods, the operator with a real API server, the suites in other languages. After a failed
-# part the other parts still run. The tests of turn ui run in Chromium, and keep pictures of the page in
-# .cache/pictures.
+# What runs where, and what it costs, is in docs/testing.md. The scripts that start machines, and the
+# corpus of deterministic programs, run without the race detector, because it makes each of their many
+# processes slow, and so do the packages that link the libraries of Kubernetes, whose second build would
+# take minutes, and what computes alone; the other tests of the packages run with it. A program with the
+# race detector sleeps for a second before it exits, in which other goroutines may still race; thousands of
+# the tests' processes would sleep so for many minutes, so GORACE says less.
+#
+# What waits more than it computes has more processes than processors. The soak runs for three minutes,
+# with faults, and beside it the operator with a real API server, the shim's pods, and the suites in other
+# languages. After a failed part the other parts still run. make check has vetted the tests. The tests of
+# turn ui run in Chromium, and keep pictures of the page in .cache/pictures.
 BROWSER = TURN_TEST_BROWSER=1 TURN_TEST_PICTURES='$(CURDIR)/.cache/pictures'
 KUBERNETES = ./internal/kube/... ./cmd/turn-operator
-OTHERS = $(shell $(GO) list ./... | grep -v -e /internal/kube/ -e /cmd/turn-operator)
+ALONE = ./packaging/image
+OTHERS = $(shell $(GO) list ./... | grep -v -e /internal/kube/ -e /cmd/turn-operator -e /packaging/image)
+CPUS := $(shell nproc)
+MORE = $(shell echo $$(($(CPUS) + 1)))
 
 .PHONY: test
 test: setup-tests shim check proto-check chart-check ## set up, build, and run every test; as root, some again as a user
-	@set -x; failed=0; \
-	$(BROWSER) $(GO) test -race -timeout $(TIMEOUT) -skip '^TestMachine(Script$$|Corpus)' $(OTHERS) || failed=1; \
-	$(GO) test -timeout $(TIMEOUT) -run '^TestMachine(Script$$|Corpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
-	TURN_SOAK_FOR=5m $(GO) test -timeout $(TIMEOUT) -count 1 -run '^TestSoak$$' ./cmd/turn & soak=$$!; \
-	$(GO) test -timeout $(TIMEOUT) $(KUBERNETES) || failed=1; \
-	(cd shim && export CGO_ENABLED=0 && $(GO) vet -trimpath ./... && $(GO) test -trimpath -timeout $(TIMEOUT) ./...) || failed=1; \
+	@set -x; failed=0; export $(SHARED); test="$(GO) test -vet=off -timeout $(TIMEOUT)"; \
+	$(BROWSER) GORACE=atexit_sleep_ms=10 $$test -race -tags= -trimpath=false -p $(MORE) -skip '^TestMachine(Script$$|Corpus)' $(OTHERS) || failed=1; \
+	$$test -parallel $(MORE) -run '^TestMachine(Script$$|Corpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
+	TURN_SOAK_FOR=3m $$test -count 1 -run '^TestSoak$$' ./cmd/turn & soak=$$!; \
+	$$test $(KUBERNETES) $(ALONE) || failed=1; \
+	(cd shim && export CGO_ENABLED=0 GOFLAGS= && $(GO) vet -trimpath ./... && $(GO) test -trimpath -vet=off -timeout $(TIMEOUT) ./...) || failed=1; \
 	scripts/test-suites || failed=1; \
 	wait $$soak || failed=1; \
-	TURN_SUBSTRATE=qemu $(GO) test -timeout $(TIMEOUT) -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn || failed=1; \
+	TURN_SUBSTRATE=qemu $$test -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn || failed=1; \
 	scripts/test-kvm || failed=1; \
 	scripts/test-as-user || failed=1; \
 	exit $$failed
@@ -145,7 +156,7 @@ node-image: setup build ## the same for nodes of a cluster: bin/turnstone-node-i
 
 .PHONY: chart-check
 chart-check: ## lint the Helm chart, and compare packaging/kubernetes with it
-	@scripts/chart --check
+	@$(SHARED) scripts/chart --check
 
 .PHONY: cross
 cross: ## build and vet the client for macOS and Windows
@@ -153,7 +164,7 @@ cross: ## build and vet the client for macOS and Windows
 
 .PHONY: check
 check: cross ## run go vet and gofmt, and build the clients
-	$(GO) vet ./...
+	$(SHARED) $(GO) vet ./...
 	@unformatted=$$(find . -path ./.cache -prune -o -name '*.go' -print | xargs gofmt -l); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w:"; echo "$$unformatted"; exit 1; fi
 
@@ -163,11 +174,11 @@ proto: ## check proto/, and generate internal/api and docs/api.md
 
 .PHONY: proto-check
 proto-check:
-	@GO=$(GO) scripts/proto --check
+	@$(SHARED) GO=$(GO) scripts/proto --check
 
 .PHONY: short
 short: build ## run the tests that start no machine
-	$(GO) test -short ./...
+	$(SHARED) $(GO) test -short ./...
 
 .PHONY: bench
 bench: setup-bench build ## measure speed and size; print markdown
@@ -184,7 +195,7 @@ fuzz: build ## fuzz every decoder for FUZZTIME each (default 10s)
 
 .PHONY: lint
 lint: build ## run staticcheck
-	$(GO) run $(STATICCHECK) ./...
+	$(SHARED) $(GO) run $(STATICCHECK) ./...
 
 .PHONY: clean
 clean: ## remove built files; the state in TURN_HOME stays

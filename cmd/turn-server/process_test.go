@@ -53,7 +53,7 @@ func environ(t *testing.T, home string, more ...string) []string {
 	t.Helper()
 	all := []string{"PATH=" + bin(t) + ":" + os.Getenv("PATH"), "TURN_HOME=" + home,
 		"HOME=" + t.TempDir(), "TURN_BACKGROUND=off", "TMPDIR=" + os.TempDir()}
-	for _, name := range []string{"TURN_RUNSC", "TURN_KERNEL", "TURN_SUBSTRATE"} {
+	for _, name := range []string{"TURN_RUNSC", "TURN_KERNEL", "TURN_SUBSTRATE", "GORACE"} {
 		if v := os.Getenv(name); v != "" {
 			all = append(all, name+"="+v)
 		}

@@ -8,9 +8,11 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/rogpeppe/go-internal/testscript"
@@ -61,7 +63,7 @@ func (p *serverProcess) end(sig syscall.Signal) {
 }
 
 // restart ends a process of a server, as a crash does unless a signal is named, and starts it again:
-// "restart NAME [TERM]". NAME is that of its log.
+// "restart NAME [TERM]". NAME is that of its log. Clients are accepted again when the command ends.
 func restart(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) == 0 || len(args) > 2 || len(args) == 2 && args[1] != "TERM" {
 		ts.Fatalf("usage: restart NAME [TERM]")
@@ -76,6 +78,25 @@ func restart(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	p.end(sig)
 	ts.Check(p.start())
+	ts.Check(p.accepts())
+}
+
+// accepts waits until the process accepts connections at the address of its clients, if it has one:
+// not every command waits for a server that starts.
+func (p *serverProcess) accepts() error {
+	i := slices.Index(p.args, "--listen")
+	if i < 0 {
+		return nil
+	}
+	for until := time.Now().Add(4 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		c, err := net.Dial("tcp", p.args[i+1])
+		if err == nil {
+			return c.Close()
+		}
+		if time.Now().After(until) {
+			return fmt.Errorf("the server does not start again: %w", err)
+		}
+	}
 }
 
 // A relay passes connections on, and loses them when its script says so.

@@ -337,7 +337,7 @@ func vmHWM(pid int) int {
 }
 
 // clean checks that no sandbox of the script's TURN_HOME remains: no file in sandboxes/, and no
-// process that has one open, even without a name. It waits some seconds for the end of killed
+// process that has one open, even without a name. It waits for the end of killed
 // processes.
 func clean(ts *testscript.TestScript, neg bool, args []string) {
 	if len(args) != 0 {
@@ -345,7 +345,7 @@ func clean(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	home := ts.Getenv("TURN_HOME")
 	var left []string
-	for until := time.Now().Add(5 * time.Second); time.Now().Before(until); time.Sleep(
+	for until := time.Now().Add(2 * time.Minute); time.Now().Before(until); time.Sleep(
 		50 * time.Millisecond) {
 		left = leftovers(home)
 		if (len(left) > 0) == neg {

@@ -267,7 +267,7 @@ func TestCheckCanceled(t *testing.T) {
 	cancel()
 	began := time.Now()
 	Check(ctx, &statedir.Dir{Root: t.TempDir()}, Options{})
-	if took := time.Since(began); took > 15*time.Second {
+	if took := time.Since(began); took > 2*time.Minute {
 		t.Errorf("took %s", took)
 	}
 }

@@ -229,7 +229,7 @@ func TestRealInterruption(t *testing.T) {
 	defer timer.Stop()
 	start := time.Now()
 	err := realFailure(t, ctx, "base = 'debian:bookworm'\npackages = ['jq']\n")
-	if turnstone.KindOf(err) != turnstone.KindCanceled || time.Since(start) > 40*time.Second {
+	if turnstone.KindOf(err) != turnstone.KindCanceled || time.Since(start) > 5*time.Minute {
 		t.Errorf("%v after %s", err, time.Since(start))
 	}
 }

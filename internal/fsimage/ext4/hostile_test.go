@@ -242,7 +242,7 @@ func TestHostileImages(t *testing.T) {
 				t.Errorf("error %q of kind %s (hint %q), want %s with %q", err,
 					turnstone.KindOf(err), turnstone.HintOf(err), tc.kind, tc.text)
 			}
-			if took := time.Since(began); took > 20*time.Second {
+			if took := time.Since(began); took > 2*time.Minute {
 				t.Errorf("it took %s", took)
 			}
 		})

@@ -178,12 +178,12 @@ func TestFetchFailures(t *testing.T) {
 			_, _ = io.CopyN(io.Discard, r, 1<<16)
 			return own
 		})
-		if !errors.Is(err, own) || time.Since(start) > 40*time.Second {
+		if !errors.Is(err, own) || time.Since(start) > 5*time.Minute {
 			t.Fatal(err, time.Since(start))
 		}
 	})
 	t.Run("the caller gives up", func(t *testing.T) {
-		stand(t, "trap 'kill $!; exit 1' TERM; sleep 60 & wait")
+		stand(t, "trap 'kill $!; exit 1' TERM; sleep 600 & wait")
 		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 		defer cancel()
 		start := time.Now()
@@ -191,7 +191,7 @@ func TestFetchFailures(t *testing.T) {
 			_, err := io.Copy(io.Discard, r)
 			return err
 		})
-		if turnstone.KindOf(err) != turnstone.KindTimeout || time.Since(start) > 40*time.Second {
+		if turnstone.KindOf(err) != turnstone.KindTimeout || time.Since(start) > 5*time.Minute {
 			t.Fatal(err, time.Since(start))
 		}
 	})

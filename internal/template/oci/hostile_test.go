@@ -163,7 +163,7 @@ func TestFaults(t *testing.T) {
 		{"no answer", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 			select {
 			case <-r.Context().Done():
-			case <-time.After(30 * time.Second):
+			case <-time.After(5 * time.Minute):
 			}
 		}, turnstone.KindTimeout, ""},
 		{"a manifest of 100 MB", func(w http.ResponseWriter, r *http.Request, next http.Handler) {
