@@ -58,6 +58,7 @@ type Pod struct {
 	net     *podnet.Network
 	asked   *spec.Pod
 	volumes volumes
+	helpers chan struct{} // has an entry for each command of the helper that runs
 
 	unforward context.CancelFunc // nil: nothing is forwarded
 }
@@ -76,7 +77,7 @@ func Start(ctx context.Context, o Options, p *spec.Pod, netns string) (_ *Pod, e
 	if err != nil {
 		return nil, fmt.Errorf("the template of pods: %w", err)
 	}
-	pod := &Pod{asked: p}
+	pod := &Pod{asked: p, helpers: make(chan struct{}, maxHelpers)}
 	defer func() {
 		if err != nil {
 			_ = pod.Close()

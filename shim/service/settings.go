@@ -29,6 +29,9 @@ type Settings struct {
 	MaxCPUs   int             `toml:"max_cpus"`
 	MaxMemory turnstone.Bytes `toml:"max_memory"`
 	MaxDisk   turnstone.Bytes `toml:"max_disk"`
+	// KillLimit is the number of seconds that a sandbox has to end a process by SIGKILL; then the
+	// sandbox is ended.
+	KillLimit int `toml:"kill_limit"`
 
 	home     string
 	programs driver.Programs
@@ -50,7 +53,7 @@ const optionsVar = "TURN_SHIM_OPTIONS"
 func Load(getenv func(string) string) (Settings, error) {
 	s := Settings{Substrate: driver.GVisor, CPUs: 2, Memory: 2 << 30, Disk: 10 << 30,
 		MaxCPUs: turnstone.MaxCPUs, MaxMemory: turnstone.MaxMemory, MaxDisk: turnstone.MaxDisk,
-		home: getenv("TURN_HOME")}
+		KillLimit: 60, home: getenv("TURN_HOME")}
 	if s.home == "" {
 		s.home = DefaultHome
 	}
@@ -67,6 +70,9 @@ func Load(getenv func(string) string) (Settings, error) {
 	}
 	if err := s.add("options of the runtime", getenv(optionsVar)); err != nil {
 		return s, err
+	}
+	if s.KillLimit < 1 || s.KillLimit > 3600 {
+		return s, fmt.Errorf("kill_limit: %d is not between 1 and 3600 seconds", s.KillLimit)
 	}
 	if err := driver.Fits(s.Substrate, driver.Needs{}); err != nil {
 		return s, err

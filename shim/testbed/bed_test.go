@@ -216,6 +216,7 @@ func TestPods(t *testing.T) {
 	t.Run("refusals", func(t *testing.T) { testRefusals(t, b) })
 	t.Run("containerd restarts", func(t *testing.T) { testRestart(t, b) })
 	t.Run("killed shim", func(t *testing.T) { testKilled(t, b) })
+	t.Run("hanging sandbox", func(t *testing.T) { testHanging(t, b) })
 	for _, h := range Handlers[1:] {
 		t.Run(h, func(t *testing.T) { testMicroVM(t, b, h) })
 	}
@@ -238,6 +239,7 @@ func testMicroVM(t *testing.T, b *Bed, handler string) {
 	defer func() { b.Handler = Handlers[0] }()
 	testSubstrate(t, b)
 	t.Run("killed shim", func(t *testing.T) { testKilled(t, b) })
+	t.Run("hanging sandbox", func(t *testing.T) { testHanging(t, b) })
 }
 
 // testSubstrate runs what every substrate has.

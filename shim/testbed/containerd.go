@@ -53,7 +53,7 @@ func New(o Options) (*Bed, error) {
 	if err := os.Symlink(o.Shim, b.path("bin/containerd-shim-turnstone-v2")); err != nil {
 		return nil, err
 	}
-	files := map[string]string{"config.toml": b.config(), "cni/10-pods.conflist": b.cni(),
+	files := map[string]string{"home/shim.toml": "kill_limit = 15\n", "config.toml": b.config(), "cni/10-pods.conflist": b.cni(),
 		"crictl.yaml": fmt.Sprintf("runtime-endpoint: %s\nimage-endpoint: %[1]s\ntimeout: 120\n",
 			b.Endpoint()),
 		"images.yaml": fmt.Sprintf("defaultTestContainerImage: %s/busybox:latest\n"+
