@@ -235,6 +235,11 @@ func testMicroVM(t *testing.T, b *Bed, handler string) {
 	if _, err := os.Stat("/dev/kvm"); err != nil {
 		t.Skip(err)
 	}
+	// the pods of another handler have the same names, logs and volumes
+	_, err := b.Crictl(t.Context(), "", "rmp", "-fa")
+	check(t, err)
+	check(t, errors.Join(os.RemoveAll(b.path("pods")), os.RemoveAll(b.path("logs")),
+		os.Mkdir(b.path("logs"), 0o755)))
 	b.Handler = handler
 	defer func() { b.Handler = Handlers[0] }()
 	testSubstrate(t, b)
@@ -309,7 +314,7 @@ func testTerminal(t *testing.T, b *Bed) {
 		"test -t 0 && stty size; sleep 1000")
 	eventually(t, "the terminal's size", func() error {
 		if out := p.logs(id); strings.TrimSpace(out) != "24 80" {
-			return errors.New(out)
+			return fmt.Errorf("%q", out)
 		}
 		return nil
 	})
