@@ -10,7 +10,6 @@ require (
 	github.com/containerd/containerd/api v1.12.0
 	github.com/containerd/errdefs v1.0.0
 	github.com/containerd/errdefs/pkg v0.3.0
-	github.com/containerd/fifo v1.1.0
 	github.com/containerd/log v0.2.0
 	github.com/containerd/plugin v1.1.0
 	github.com/containerd/ttrpc v1.2.9
@@ -22,6 +21,8 @@ require (
 	k8s.io/cri-api v0.37.0
 	turnstone.dev/turnstone v0.0.0
 )
+
+require github.com/containerd/fifo v1.1.0 // indirect
 
 require (
 	github.com/docker/cli v29.7.2+incompatible // indirect

@@ -33,6 +33,7 @@ func Names() []string { return []string{Auto, Firecracker, QEMU, GVisor} }
 // Needs are a turn's requirements on its substrate.
 type Needs struct {
 	MicroVM bool // isolation by hardware, or by its emulation: no kernel is shared
+	Native  bool // the host's CPU runs the guest's programs: no emulation
 	Home    bool // a home directory on a disk of its own
 	Live    bool // sandboxes are paused or cloned while running: substrate.Resumer
 	Keep    bool // machines are kept: substrate.Keeper
@@ -235,6 +236,8 @@ func (o option) lacks(needs Needs) string {
 		return o.name + " is not a microVM, which `isolation: microvm` requires"
 	case needs.MicroVM && o.kernel.Test:
 		return o.String() + " boots a test kernel, which does not satisfy `isolation: microvm`"
+	case needs.Native && o.how == withTCG:
+		return o.String() + " emulates a CPU, which is too slow here"
 	case needs.Home && !o.home:
 		return o.name + " has no disk for a persistent home"
 	case needs.Keep && !o.can.keep:

@@ -27,9 +27,11 @@ type Network struct {
 }
 
 // A Carrier connects a sandbox's network card to a network that exists already, such as a pod's. No
-// policy of the project applies to that network, and nothing on it is counted.
+// policy of the project applies to that network, and nothing on it is counted. The card is the
+// agent's on every substrate: a machine's own card has an address that the network does not know.
+// The request's shape has no network.
 type Carrier struct {
-	MAC   string // of the card, on substrates whose card has no address of its own
+	MAC   string // of the card
 	MTU   int
 	Guest wire.SandboxNetwork // the addresses of the guest
 	// Carry carries frames until they end, ctx ends, or the network ends: see substrate.Networker.
@@ -58,12 +60,14 @@ type guestNetwork struct {
 // makeNetwork creates the network that req requests for s, which need not exist yet: none if its
 // shape has none. The network ends with s.Close. The error is of kind Invalid if a rule is invalid.
 func (s *Sandbox) makeNetwork(ctx context.Context, req *Request) (err error) {
-	if !s.source.Shape.Network {
+	if !s.source.Shape.Network && req.Network.Carrier == nil {
 		return nil
 	}
 	n := &guestNetwork{watch: network.NewWatch()}
-	_, n.card = s.machine.(substrate.Networker)
 	n.carrier = req.Network.Carrier
+	if _, own := s.machine.(substrate.Networker); own {
+		n.card = n.carrier == nil
+	}
 	if !req.ahead && n.carrier == nil { // Claim makes its stack
 		if n.stack, err = netstack.New(n.options(req.Network)); err != nil {
 			return err
@@ -101,7 +105,7 @@ func (s *Sandbox) attachNetwork(ctx context.Context, want Network) error {
 			return err
 		}
 	}
-	if card, own := s.machine.(substrate.Networker); own {
+	if card, own := s.machine.(substrate.Networker); own && n.card {
 		frames, err := card.Frames()
 		if err != nil {
 			return err

@@ -13,6 +13,9 @@ import (
 	"turnstone.dev/turnstone/shim/spec"
 )
 
+// maxRootFiles bounds the entries of a container's root file system.
+const maxRootFiles = 2_000_000
+
 // A Container is a container in the sandbox.
 type Container struct {
 	pod  *Pod
@@ -27,7 +30,7 @@ func (p *Pod) Create(ctx context.Context, id, root string, s *spec.Container) (*
 		return nil, fmt.Errorf("container %.140q: %w", id, err)
 	}
 	c := &Container{pod: p, ID: id, spec: s, back: map[string]string{}}
-	limits := rootfs.Limits{Bytes: int64(p.asked.Shape.Disk)}
+	limits := rootfs.Limits{Bytes: int64(p.asked.Shape.Disk), Entries: maxRootFiles}
 	if err := p.copyIn(ctx, root, "", guest.File(id, "", guest.FileRoot), limits); err != nil {
 		_ = c.Remove(context.WithoutCancel(ctx))
 		return nil, fmt.Errorf("copying the root file system: %w", err)

@@ -1,8 +1,11 @@
 package pod
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"turnstone.dev/turnstone/shim/guest"
 )
@@ -28,5 +31,25 @@ func TestProcessName(t *testing.T) {
 	long := strings.Repeat("a", 64)
 	if name := processName(long, long); len(name) > 64 || name == processName(long, "") {
 		t.Error(name)
+	}
+}
+
+// TestBounded checks that a caller does not wait for a sandbox that never answers.
+func TestBounded(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	never := make(chan struct{})
+	defer close(never)
+	time.AfterFunc(time.Millisecond, cancel)
+	_, err := bounded(ctx, func() (int, error) { <-never; return 1, nil })
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	p := &Pod{helpers: make(chan struct{}, 1)}
+	p.helpers <- struct{}{}
+	if _, err := p.helper(ctx, nil, "stats"); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if n, err := bounded(t.Context(), func() (int, error) { return 1, nil }); n != 1 || err != nil {
+		t.Error(n, err)
 	}
 }

@@ -45,7 +45,9 @@ func podinit() ([]byte, error) {
 // Options are the settings of a node.
 type Options struct {
 	Home      string // the state directory
-	Substrate string // its name; only gvisor connects a pod's network
+	Substrate string // its name, or driver.Auto
+	Emulate   bool   // without KVM a microVM may be emulated (TCG), which is slow
+	Kernel    kernel.Choice
 	Programs  driver.Programs
 	Progress  func(string)
 }
@@ -56,6 +58,7 @@ type Pod struct {
 	net     *podnet.Network
 	asked   *spec.Pod
 	volumes volumes
+	helpers chan struct{} // has an entry for each command of the helper that runs
 
 	unforward context.CancelFunc // nil: nothing is forwarded
 }
@@ -74,7 +77,7 @@ func Start(ctx context.Context, o Options, p *spec.Pod, netns string) (_ *Pod, e
 	if err != nil {
 		return nil, fmt.Errorf("the template of pods: %w", err)
 	}
-	pod := &Pod{asked: p}
+	pod := &Pod{asked: p, helpers: make(chan struct{}, maxHelpers)}
 	defer func() {
 		if err != nil {
 			_ = pod.Close()
@@ -82,21 +85,16 @@ func Start(ctx context.Context, o Options, p *spec.Pod, netns string) (_ *Pod, e
 	}()
 	req := sandbox.Request{Template: template, Image: template.Name, Shape: p.Shape,
 		Hostname: p.Hostname, Driver: o.Substrate,
-		Kernel:   kernel.Choice{}.Over(settings.GuestKernel()),
+		Needs:    driver.Needs{Native: !o.Emulate},
+		Kernel:   o.Kernel.Over(settings.GuestKernel()),
 		Progress: o.Progress, Lap: func(string) {}}
 	req.Shape.Network = false
 	if netns != "" {
-		if o.Substrate != driver.GVisor {
-			// the card of a microVM has an address that the pod's network does not know
-			return nil, &spec.Refusal{Field: "substrate", Why: o.Substrate +
-				" cannot connect a pod's network; set substrate to gvisor in shim.toml"}
-		}
 		if pod.net, err = podnet.Open(netns); err != nil {
 			return nil, fmt.Errorf("the pod's network: %w", err)
 		}
 	}
 	if n := pod.net; n != nil {
-		req.Shape.Network = true
 		req.Network.Carrier = &sandbox.Carrier{MAC: n.MAC, MTU: n.MTU, Carry: n.Carry,
 			Guest: wire.SandboxNetwork{Address: n.Address, Gateway: n.Gateway,
 				DNS: append([]string{}, p.DNS.GetServers()...)}}

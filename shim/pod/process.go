@@ -169,12 +169,14 @@ func printable(s string) string {
 
 // readFile reads a small file of the sandbox.
 func (p *Pod) readFile(ctx context.Context, path string, most int64) (string, error) {
-	res, err := p.sb.Client().FileSystemRead(ctx, &wire.FileSystemReadParams{Path: path,
-		Length: most})
-	if err != nil {
-		return "", err
-	}
-	return string(res.Data[:min(int64(len(res.Data)), most)]), nil
+	return bounded(ctx, func() (string, error) {
+		res, err := p.sb.Client().FileSystemRead(ctx, &wire.FileSystemReadParams{Path: path,
+			Length: most})
+		if err != nil {
+			return "", err
+		}
+		return string(res.Data[:min(int64(len(res.Data)), most)]), nil
+	})
 }
 
 // writeJSON writes a file of the sandbox.
@@ -183,16 +185,55 @@ func (p *Pod) writeJSON(ctx context.Context, path string, v any) error {
 	if err != nil {
 		return err
 	}
-	c := p.sb.Client()
-	return c.Feed(bytes.NewReader(b), func(id wire.StreamID) error {
-		_, err := c.FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: path, Stream: id,
-			Mode: 0o600, Parents: true})
-		return err
+	_, err = bounded(ctx, func() (struct{}, error) {
+		c := p.sb.Client()
+		return struct{}{}, c.Feed(bytes.NewReader(b), func(id wire.StreamID) error {
+			_, err := c.FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: path, Stream: id,
+				Mode: 0o600, Parents: true})
+			return err
+		})
 	})
+	return err
 }
+
+// bounded calls f, which asks the sandbox, and returns when ctx ends, whether the sandbox answers
+// or not: f ends with the sandbox.
+func bounded[T any](ctx context.Context, f func() (T, error)) (T, error) {
+	type answer struct {
+		v   T
+		err error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		v, err := f()
+		answered <- answer{v, err}
+	}()
+	select {
+	case a := <-answered:
+		return a.v, a.err
+	case <-ctx.Done():
+		var none T
+		return none, fmt.Errorf("the sandbox does not answer: %w", ctx.Err())
+	}
+}
+
+// maxHelpers bounds the commands of the helper that run, or that the sandbox has not answered.
+const maxHelpers = 64
 
 // helper runs a command of the helper and returns its output, which is untrusted and bounded.
 func (p *Pod) helper(ctx context.Context, in io.Reader, args ...string) (string, error) {
+	select {
+	case p.helpers <- struct{}{}:
+	case <-ctx.Done():
+		return "", fmt.Errorf("the sandbox does not answer: %w", ctx.Err())
+	}
+	return bounded(ctx, func() (string, error) {
+		defer func() { <-p.helpers }()
+		return p.runHelper(ctx, in, args)
+	})
+}
+
+func (p *Pod) runHelper(ctx context.Context, in io.Reader, args []string) (string, error) {
 	var out, errs limited
 	res, err := p.sb.Client().Start(ctx, wire.ProcessStartParams{
 		Argv: append([]string{guest.Program}, args...), Cwd: "/", KillOnDisconnect: true},

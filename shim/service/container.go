@@ -106,11 +106,13 @@ type process struct {
 	terminal              bool
 	over                  chan struct{} // closed at its end
 	told                  chan struct{} // closed when its start was announced
+	insist                sync.Once     // after SIGKILL
 
 	mu      sync.Mutex
 	started bool
 	running *pod.Process
 	files   *files
+	noInput bool // the input was ended
 	code    uint32
 	at      time.Time
 }
@@ -129,10 +131,13 @@ func (p *process) start(ctx context.Context) error {
 	}
 	p.started = true
 	p.mu.Unlock()
-	f, err := openFiles(p.of.service.ctx, p.stdin, p.stdout, p.stderr)
+	f, err := openFiles(p.stdin, p.stdout, p.stderr)
 	if err == nil {
 		p.mu.Lock()
 		p.files = f
+		if p.noInput {
+			f.endIn()
+		}
 		p.mu.Unlock()
 		var run *pod.Process
 		if p.exec == "" {
@@ -225,7 +230,50 @@ func (p *process) kill(ctx context.Context, sig syscall.Signal) error {
 	if run == nil {
 		return fmt.Errorf("it has not started: %w", errdefs.ErrFailedPrecondition)
 	}
-	return run.Kill(ctx, sig)
+	if sig == syscall.SIGKILL {
+		// The sandbox may not obey; whoever waits for the process waits for its end.
+		p.insist.Do(func() { go p.endOrSandboxEnds() })
+	}
+	sent := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.of.service.killLimit())
+		defer cancel()
+		sent <- run.Kill(ctx, sig)
+	}()
+	t := time.NewTimer(signalLimit)
+	defer t.Stop()
+	select {
+	case err := <-sent:
+		return err
+	case <-p.over:
+		return nil
+	case <-t.C: // it is on its way; a caller that waits for its effect has a bound, and SIGKILL
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// signalLimit bounds the wait for the sandbox's answer to a signal.
+const signalLimit = 5 * time.Second
+
+// endOrSandboxEnds waits for the end of a process that was killed, and ends the sandbox if that
+// takes too long.
+func (p *process) endOrSandboxEnds() {
+	s := p.of.service
+	t := time.NewTimer(s.killLimit())
+	defer t.Stop()
+	select {
+	case <-p.over:
+	case <-s.stopped:
+	case <-t.C:
+		log.G(s.ctx).Errorf("a process of container %s does not end: the sandbox is ended", p.of.id)
+		s.end()
+	}
+}
+
+func (s *Service) killLimit() time.Duration {
+	return time.Duration(s.settings.KillLimit) * time.Second
 }
 
 func (p *process) resize(ctx context.Context, width, height uint32) error {
@@ -241,7 +289,7 @@ func (p *process) resize(ctx context.Context, width, height uint32) error {
 func (p *process) closeStdin() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.files != nil {
-		p.files.closeIn()
+	if p.noInput = true; p.files != nil {
+		p.files.endIn()
 	}
 }

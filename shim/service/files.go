@@ -1,30 +1,29 @@
 package service
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"sync"
 	"syscall"
 	"time"
-
-	"github.com/containerd/fifo"
 
 	"turnstone.dev/turnstone/shim/pod"
 )
 
 // files are the named pipes that containerd has made for a process.
 type files struct {
-	in       io.ReadCloser
+	in *os.File
+	// hold is the shim's own writing end of in: the input ends when containerd says so, after what
+	// was written before, and not with a containerd that restarts.
+	hold     *os.File
 	out, err *os.File
 	once     sync.Once
 }
 
 // openFiles opens the pipes; an empty path is none. Those of outputs are open for reading too, so
 // that the process survives a containerd that restarts.
-func openFiles(ctx context.Context, stdin, stdout, stderr string) (_ *files, err error) {
+func openFiles(stdin, stdout, stderr string) (_ *files, err error) {
 	f := new(files)
 	defer func() {
 		if err != nil {
@@ -32,7 +31,10 @@ func openFiles(ctx context.Context, stdin, stdout, stderr string) (_ *files, err
 		}
 	}()
 	if stdin != "" {
-		if f.in, err = fifo.OpenFifo(ctx, stdin, syscall.O_RDONLY|syscall.O_NONBLOCK, 0); err != nil {
+		if f.in, err = openPipe(stdin, os.O_RDONLY); err == nil {
+			f.hold, err = openPipe(stdin, os.O_WRONLY)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("standard input: %w", err)
 		}
 	}
@@ -49,7 +51,11 @@ func openOut(path string) (*os.File, error) {
 	if path == "" {
 		return nil, nil
 	}
-	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NONBLOCK, 0)
+	return openPipe(path, os.O_RDWR)
+}
+
+func openPipe(path string, flags int) (*os.File, error) {
+	f, err := os.OpenFile(path, flags|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -82,16 +88,16 @@ func (f *files) deadline(t time.Time) {
 	}
 }
 
-func (f *files) closeIn() {
-	if f.in != nil {
-		_ = f.in.Close()
+// endIn ends the input after what is in its pipe.
+func (f *files) endIn() {
+	if f.hold != nil {
+		_ = f.hold.Close()
 	}
 }
 
 func (f *files) close() {
 	f.once.Do(func() {
-		f.closeIn()
-		for _, o := range []*os.File{f.out, f.err} {
+		for _, o := range []*os.File{f.hold, f.in, f.out, f.err} {
 			if o != nil {
 				_ = o.Close()
 			}

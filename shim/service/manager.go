@@ -103,7 +103,12 @@ func (Manager) Start(ctx context.Context, p *bootapi.BootstrapParams) (_ *bootap
 	if p.GetLogLevel() <= bootapi.LogLevel_LOG_LEVEL_DEBUG {
 		args = append(args, "-debug")
 	}
+	options, err := handlerOptions(p)
+	if err != nil {
+		return nil, err
+	}
 	cmd := exec.Command(program, args...)
+	cmd.Env = append(os.Environ(), optionsVar+"="+options)
 	cmd.ExtraFiles = []*os.File{file}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {

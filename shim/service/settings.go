@@ -8,25 +8,34 @@ import (
 	"path/filepath"
 
 	"github.com/BurntSushi/toml"
+	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
+	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver"
+	"turnstone.dev/turnstone/internal/guest/kernel"
 	"turnstone.dev/turnstone/shim/pod"
 	"turnstone.dev/turnstone/shim/spec"
 )
 
-// Settings are those of a node, from the file shim.toml in the state directory.
+// Settings are those of a node, from the file shim.toml in the state directory, and those of a
+// handler (RuntimeClass), from the options of its runtime in containerd's configuration.
 type Settings struct {
 	Substrate string          `toml:"substrate"` // default: gvisor
+	Emulate   bool            `toml:"emulate"`   // without KVM a microVM is emulated
 	CPUs      int             `toml:"cpus"`      // of a pod without limits
 	Memory    turnstone.Bytes `toml:"memory"`
 	Disk      turnstone.Bytes `toml:"disk"`
 	MaxCPUs   int             `toml:"max_cpus"`
 	MaxMemory turnstone.Bytes `toml:"max_memory"`
 	MaxDisk   turnstone.Bytes `toml:"max_disk"`
+	// KillLimit is the number of seconds that a sandbox has to end a process by SIGKILL; then the
+	// sandbox is ended.
+	KillLimit int `toml:"kill_limit"`
 
 	home     string
 	programs driver.Programs
+	kernel   kernel.Choice
 }
 
 // SettingsFile is the name of the settings in the state directory.
@@ -35,12 +44,16 @@ const SettingsFile = "shim.toml"
 // DefaultHome is the state directory of a node.
 const DefaultHome = "/var/lib/turnstone"
 
-// Load reads the settings of the state directory home. getenv is asked for what containerd's
-// environment has of them: TURN_HOME, TURN_SUBSTRATE, and the programs.
+// optionsVar is the variable by which the shim that starts passes on its handler's options, in TOML.
+const optionsVar = "TURN_SHIM_OPTIONS"
+
+// Load reads the settings of the state directory, which those of the handler override. getenv is
+// asked for what containerd's environment has of them: TURN_HOME, TURN_SUBSTRATE, the guest kernel
+// and the programs.
 func Load(getenv func(string) string) (Settings, error) {
 	s := Settings{Substrate: driver.GVisor, CPUs: 2, Memory: 2 << 30, Disk: 10 << 30,
 		MaxCPUs: turnstone.MaxCPUs, MaxMemory: turnstone.MaxMemory, MaxDisk: turnstone.MaxDisk,
-		home: getenv("TURN_HOME")}
+		KillLimit: 60, home: getenv("TURN_HOME")}
 	if s.home == "" {
 		s.home = DefaultHome
 	}
@@ -49,21 +62,60 @@ func Load(getenv func(string) string) (Settings, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return s, err
 	}
-	if text != nil {
-		meta, err := toml.Decode(string(text), &s)
-		if err == nil && len(meta.Undecoded()) > 0 {
-			err = fmt.Errorf("%s is no setting", meta.Undecoded()[0])
-		}
-		if err != nil {
-			return s, fmt.Errorf("%s: %w", path, err)
-		}
+	if err := s.add(path, string(text)); err != nil {
+		return s, err
 	}
 	if v := getenv("TURN_SUBSTRATE"); v != "" {
 		s.Substrate = v
 	}
+	if err := s.add("options of the runtime", getenv(optionsVar)); err != nil {
+		return s, err
+	}
+	if s.KillLimit < 1 || s.KillLimit > 3600 {
+		return s, fmt.Errorf("kill_limit: %d is not between 1 and 3600 seconds", s.KillLimit)
+	}
+	if err := driver.Fits(s.Substrate, driver.Needs{}); err != nil {
+		return s, err
+	}
 	s.programs = driver.Programs{Runsc: getenv("TURN_RUNSC"), QEMU: getenv("TURN_QEMU"),
 		Firecracker: getenv("TURN_FIRECRACKER"), Jailer: getenv("TURN_JAILER")}
+	s.kernel = kernel.Choice{Image: getenv("TURN_KERNEL"), Modules: getenv("TURN_KERNEL_MODULES")}
 	return s, nil
+}
+
+// add reads settings over those that s has. from names them in errors.
+func (s *Settings) add(from, text string) error {
+	meta, err := toml.Decode(text, s)
+	if err == nil && len(meta.Undecoded()) > 0 {
+		err = fmt.Errorf("%s is no setting", meta.Undecoded()[0])
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", from, err)
+	}
+	return nil
+}
+
+// handlerOptions returns the options of the pod's handler among what containerd passes to a shim
+// that starts: the file that they name, or themselves.
+func handlerOptions(p *bootapi.BootstrapParams) (string, error) {
+	for _, e := range p.GetExtensions() {
+		var o runtimeoptions.Options
+		if !e.GetValue().MessageIs(&o) {
+			continue
+		}
+		if err := e.GetValue().UnmarshalTo(&o); err != nil {
+			return "", fmt.Errorf("options of the runtime: %w", err)
+		}
+		if o.GetConfigPath() == "" {
+			return string(o.GetConfigBody()), nil
+		}
+		text, err := os.ReadFile(o.GetConfigPath())
+		if err != nil {
+			return "", fmt.Errorf("options of the runtime: %w", err)
+		}
+		return string(text), nil
+	}
+	return "", nil
 }
 
 func (s Settings) bounds() spec.Bounds {
@@ -73,6 +125,7 @@ func (s Settings) bounds() spec.Bounds {
 }
 
 func (s Settings) options(say func(...any)) pod.Options {
-	return pod.Options{Home: s.home, Substrate: s.Substrate, Programs: s.programs,
+	return pod.Options{Home: s.home, Substrate: s.Substrate, Emulate: s.Emulate, Kernel: s.kernel,
+		Programs: s.programs,
 		Progress: func(what string) { say(what) }}
 }

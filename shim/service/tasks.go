@@ -26,18 +26,27 @@ import (
 // the shim's: no process of the host is the container's.
 type tasks struct{ s *Service }
 
+// Bounds of calls whose caller has none: a sandbox may never answer.
+const (
+	createLimit = 30 * time.Minute // an image is copied meanwhile
+	callLimit   = 2 * time.Minute
+)
+
 func self() uint32 { return uint32(os.Getpid()) }
 
 // Create implements the task API: it copies the root file system into the sandbox.
 func (t *tasks) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (
 	*taskAPI.CreateTaskResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, createLimit)
+	defer cancel()
 	s := t.s
 	p, err := s.running()
 	if err != nil {
 		return nil, fail(err)
 	}
 	if r.GetCheckpoint() != "" {
-		return nil, fail(fmt.Errorf("the restore of a container: %w", errdefs.ErrNotImplemented))
+		return nil, fail(fmt.Errorf("a container of runtime class turnstone is not "+
+			"restored from a checkpoint: %w", errdefs.ErrNotImplemented))
 	}
 	c := &container{service: s, id: r.GetID(), bundle: r.GetBundle(), execs: map[string]*process{}}
 	c.first = newProcess(c, "", r.GetStdin(), r.GetStdout(), r.GetStderr(), r.GetTerminal())
@@ -93,6 +102,8 @@ func withRoot(r *taskAPI.CreateTaskRequest, f func(root string) error) (err erro
 // Start implements the task API.
 func (t *tasks) Start(ctx context.Context, r *taskAPI.StartRequest) (
 	*taskAPI.StartResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
 	c, p, err := t.s.find(r.GetID(), r.GetExecID())
 	if err != nil {
 		return nil, fail(err)
@@ -163,6 +174,8 @@ func (t *tasks) Wait(ctx context.Context, r *taskAPI.WaitRequest) (*taskAPI.Wait
 
 // Kill implements the task API.
 func (t *tasks) Kill(ctx context.Context, r *taskAPI.KillRequest) (*emptypb.Empty, error) {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
 	_, p, err := t.s.find(r.GetID(), r.GetExecID())
 	if err != nil {
 		return nil, fail(err)
@@ -187,6 +200,8 @@ func (t *tasks) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (
 	}
 	t.s.forget(c.id)
 	if _, err := t.s.running(); err == nil {
+		ctx, cancel := context.WithTimeout(ctx, t.s.killLimit())
+		defer cancel()
 		if err := c.pod.Remove(ctx); err != nil {
 			log.G(ctx).WithError(err).Warn("the container's files stay until the pod's end")
 		}
@@ -199,6 +214,8 @@ func (t *tasks) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (
 // ResizePty implements the task API.
 func (t *tasks) ResizePty(ctx context.Context, r *taskAPI.ResizePtyRequest) (
 	*emptypb.Empty, error) {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
 	_, p, err := t.s.find(r.GetID(), r.GetExecID())
 	if err != nil {
 		return nil, fail(err)
@@ -220,6 +237,8 @@ func (t *tasks) CloseIO(_ context.Context, r *taskAPI.CloseIORequest) (*emptypb.
 
 // Update implements the task API.
 func (t *tasks) Update(ctx context.Context, r *taskAPI.UpdateTaskRequest) (*emptypb.Empty, error) {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
 	c, _, err := t.s.find(r.GetID(), "")
 	if err != nil {
 		return nil, fail(err)
@@ -234,6 +253,8 @@ func (t *tasks) Update(ctx context.Context, r *taskAPI.UpdateTaskRequest) (*empt
 // Stats implements the task API.
 func (t *tasks) Stats(ctx context.Context, r *taskAPI.StatsRequest) (
 	*taskAPI.StatsResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
 	c, _, err := t.s.find(r.GetID(), "")
 	if err != nil {
 		return nil, fail(err)
@@ -274,9 +295,12 @@ func (t *tasks) Shutdown(context.Context, *taskAPI.ShutdownRequest) (*emptypb.Em
 	return &emptypb.Empty{}, nil
 }
 
-var errPause = fmt.Errorf("a container is not paused alone: %w", errdefs.ErrNotImplemented)
+// A container is processes of its pod's sandbox, which has no snapshot of some of its processes: a
+// container is neither frozen nor saved alone.
+var errPause = fmt.Errorf("a container of runtime class turnstone is neither paused nor "+
+	"checkpointed: %w", errdefs.ErrNotImplemented)
 
-// Pause implements the task API.
+// Pause implements the task API. A checkpoint by containerd begins with it.
 func (t *tasks) Pause(context.Context, *taskAPI.PauseRequest) (*emptypb.Empty, error) {
 	return nil, fail(errPause)
 }
@@ -289,6 +313,5 @@ func (t *tasks) Resume(context.Context, *taskAPI.ResumeRequest) (*emptypb.Empty,
 // Checkpoint implements the task API.
 func (t *tasks) Checkpoint(context.Context, *taskAPI.CheckpointTaskRequest) (
 	*emptypb.Empty, error) {
-	return nil, fail(fmt.Errorf("the checkpoint of a single container: %w",
-		errdefs.ErrNotImplemented))
+	return nil, fail(errPause)
 }

@@ -42,7 +42,7 @@ func bed(t *testing.T) *Bed {
 	dir, err := os.MkdirTemp("", "cri") // short: it has sockets
 	check(t, err)
 	b, err := New(Options{Dir: dir, Tools: tools, Shim: shim, Runsc: filepath.Join(bin, "runsc"),
-		Home: filepath.Join(dir, "home")})
+		Home: filepath.Join(dir, "home"), Kernel: os.Getenv("TEST_KERNEL")})
 	check(t, err)
 	t.Cleanup(func() {
 		for _, what := range b.Close() {
@@ -96,7 +96,7 @@ func (b *Bed) pod(t *testing.T, name string) *pod {
 	t.Helper()
 	config, err := b.JSON(podConfig(b, name, namespaces(nil)))
 	check(t, err)
-	id, err := b.Crictl(t.Context(), "", "runp", config)
+	id, err := b.Crictl(t.Context(), "", "runp", "--runtime", b.Handler, config)
 	check(t, err)
 	return &pod{t: t, b: b, name: name, id: id, config: config}
 }
@@ -212,13 +212,47 @@ func (p *pod) shimPID() int {
 // TestPods runs pods by crictl, as a kubelet does by the same interface.
 func TestPods(t *testing.T) {
 	b := bed(t)
+	testSubstrate(t, b)
+	t.Run("refusals", func(t *testing.T) { testRefusals(t, b) })
+	t.Run("containerd restarts", func(t *testing.T) { testRestart(t, b) })
+	t.Run("killed shim", func(t *testing.T) { testKilled(t, b) })
+	t.Run("hanging sandbox", func(t *testing.T) { testHanging(t, b) })
+	for _, h := range Handlers[1:] {
+		t.Run(h, func(t *testing.T) { testMicroVM(t, b, h) })
+	}
+}
+
+// testMicroVM runs pods in microVMs under KVM, with a kernel made for tests.
+func testMicroVM(t *testing.T, b *Bed, handler string) {
+	program := map[string]string{"turnstone-qemu": "qemu-system-x86_64",
+		"turnstone-firecracker": "firecracker"}[handler]
+	if _, err := exec.LookPath(program); err != nil {
+		t.Skip(err)
+	}
+	if b.options.Kernel == "" {
+		t.Skip("no kernel for tests (TEST_KERNEL)")
+	}
+	if _, err := os.Stat("/dev/kvm"); err != nil {
+		t.Skip(err)
+	}
+	// the pods of another handler have the same names, logs and volumes
+	_, err := b.Crictl(t.Context(), "", "rmp", "-fa")
+	check(t, err)
+	check(t, errors.Join(os.RemoveAll(b.path("pods")), os.RemoveAll(b.path("logs")),
+		os.Mkdir(b.path("logs"), 0o755)))
+	b.Handler = handler
+	defer func() { b.Handler = Handlers[0] }()
+	testSubstrate(t, b)
+	t.Run("killed shim", func(t *testing.T) { testKilled(t, b) })
+	t.Run("hanging sandbox", func(t *testing.T) { testHanging(t, b) })
+}
+
+// testSubstrate runs what every substrate has.
+func testSubstrate(t *testing.T, b *Bed) {
 	t.Run("container", func(t *testing.T) { testContainer(t, b) })
 	t.Run("terminal", func(t *testing.T) { testTerminal(t, b) })
 	t.Run("network", func(t *testing.T) { testNetwork(t, b) })
 	t.Run("volumes", func(t *testing.T) { testVolumes(t, b) })
-	t.Run("refusals", func(t *testing.T) { testRefusals(t, b) })
-	t.Run("containerd restarts", func(t *testing.T) { testRestart(t, b) })
-	t.Run("killed shim", func(t *testing.T) { testKilled(t, b) })
 }
 
 func testContainer(t *testing.T, b *Bed) {
@@ -280,7 +314,7 @@ func testTerminal(t *testing.T, b *Bed) {
 		"test -t 0 && stty size; sleep 1000")
 	eventually(t, "the terminal's size", func() error {
 		if out := p.logs(id); strings.TrimSpace(out) != "24 80" {
-			return errors.New(out)
+			return fmt.Errorf("%q", out)
 		}
 		return nil
 	})

@@ -21,8 +21,8 @@ var tools = []string{
 	"github.com/containernetworking/plugins/plugins/ipam/host-local",
 }
 
-// critest is a test, and built as one.
-const critest = "sigs.k8s.io/cri-tools/cmd/critest"
+// tags leave out of containerd what no test needs.
+const tags = "-tags=no_btrfs,no_devmapper,no_zfs,no_tracing"
 
 // Tools builds the programs of the module at dir once for each version, below the folder home, and
 // returns their folder. Without Go the error is exec.ErrNotFound.
@@ -31,7 +31,7 @@ func Tools(ctx context.Context, home, dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	sum := sha256.Sum256(mod)
+	sum := sha256.Sum256(append(mod, tags...))
 	bin := filepath.Join(home, "containerd-"+hex.EncodeToString(sum[:6]))
 	if _, err := os.Stat(bin); err == nil {
 		return bin, nil
@@ -44,17 +44,9 @@ func Tools(ctx context.Context, home, dir string) (string, error) {
 		return "", err
 	}
 	defer os.RemoveAll(tmp)
-	for _, pkg := range append(tools, critest) {
-		args := []string{"build", "-trimpath", "-ldflags=-s -w",
-			"-tags=no_btrfs,no_devmapper,no_zfs", "-o", filepath.Join(tmp, path.Base(pkg)), pkg}
-		if pkg == critest {
-			args = append([]string{"test", "-c"}, args[1:]...)
-		}
-		cmd := exec.CommandContext(ctx, "go", args...)
-		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=readonly")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("building %s: %w\n%s", pkg, err, out)
+	for _, pkg := range tools {
+		if err := build(ctx, dir, pkg, filepath.Join(tmp, path.Base(pkg)), "build"); err != nil {
+			return "", err
 		}
 	}
 	err = os.Rename(tmp, bin)
@@ -62,4 +54,28 @@ func Tools(ctx context.Context, home, dir string) (string, error) {
 		err = nil
 	}
 	return bin, err
+}
+
+// Critest builds critest, which is a test, into the folder bin of Tools, unless it is there.
+func Critest(ctx context.Context, bin, dir string) error {
+	out := filepath.Join(bin, "critest")
+	if _, err := os.Stat(out); err == nil {
+		return nil
+	}
+	tmp := out + ".new"
+	if err := build(ctx, dir, "sigs.k8s.io/cri-tools/cmd/critest", tmp, "test", "-c"); err != nil {
+		return err
+	}
+	return os.Rename(tmp, out)
+}
+
+func build(ctx context.Context, dir, pkg, out string, command ...string) error {
+	cmd := exec.CommandContext(ctx, "go", append(command, "-trimpath", "-ldflags=-s -w", tags,
+		"-o", out, pkg)...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=readonly")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("building %s: %w\n%s", pkg, err, text)
+	}
+	return nil
 }

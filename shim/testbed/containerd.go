@@ -19,6 +19,7 @@ import (
 type Bed struct {
 	Dir      string
 	Registry *Registry
+	Handler  string // the runtime of new pods
 	options  Options
 	cmd      *exec.Cmd
 	ended    chan struct{}
@@ -33,11 +34,13 @@ type Options struct {
 	Shim  string // the shim's program
 	Runsc string
 	Home  string // the shim's state directory
+	// Kernel is the kernel that microVMs boot; empty: Debian's.
+	Kernel string
 }
 
 // New starts a Bed. Close it.
 func New(o Options) (*Bed, error) {
-	b := &Bed{Dir: o.Dir, options: o, network: 1 + os.Getpid()%250}
+	b := &Bed{Dir: o.Dir, options: o, network: 1 + os.Getpid()%250, Handler: Handlers[0]}
 	var err error
 	if b.Registry, err = Serve(); err != nil {
 		return nil, err
@@ -50,7 +53,7 @@ func New(o Options) (*Bed, error) {
 	if err := os.Symlink(o.Shim, b.path("bin/containerd-shim-turnstone-v2")); err != nil {
 		return nil, err
 	}
-	files := map[string]string{"config.toml": b.config(), "cni/10-pods.conflist": b.cni(),
+	files := map[string]string{"home/shim.toml": "kill_limit = 15\n", "config.toml": b.config(), "cni/10-pods.conflist": b.cni(),
 		"crictl.yaml": fmt.Sprintf("runtime-endpoint: %s\nimage-endpoint: %[1]s\ntimeout: 120\n",
 			b.Endpoint()),
 		"images.yaml": fmt.Sprintf("defaultTestContainerImage: %s/busybox:latest\n"+
@@ -68,9 +71,26 @@ func (b *Bed) path(name string) string { return filepath.Join(b.Dir, name) }
 // Endpoint returns the address of the CRI.
 func (b *Bed) Endpoint() string { return "unix://" + b.path("c.sock") }
 
+// Handlers are the runtimes in containerd's configuration: one for each substrate.
+var Handlers = []string{"turnstone", "turnstone-qemu", "turnstone-firecracker"}
+
 func (b *Bed) config() string {
-	return strings.ReplaceAll(strings.ReplaceAll(`version = 3
-root = "DIR/root"
+	runtimes := ""
+	for _, h := range Handlers {
+		runtimes += fmt.Sprintf(`[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.%s]
+  runtime_type = "io.containerd.turnstone.v2"
+  sandboxer = "shim"
+  disable_pause_image_pull = true
+`, h)
+		if _, substrate, ok := strings.Cut(h, "-"); ok {
+			runtimes += fmt.Sprintf(`[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.%s.options]
+  substrate = %q
+  memory = 536870912
+  cpus = 1
+`, h, substrate)
+		}
+	}
+	return "version = 3\n" + strings.ReplaceAll(strings.ReplaceAll(`root = "DIR/root"
 state = "DIR/state"
 [grpc]
   address = "DIR/c.sock"
@@ -80,14 +100,10 @@ state = "DIR/state"
   snapshotter = "overlayfs"
 [plugins."io.containerd.cri.v1.runtime".containerd]
   default_runtime_name = "turnstone"
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.turnstone]
-  runtime_type = "io.containerd.turnstone.v2"
-  sandboxer = "shim"
-  disable_pause_image_pull = true
 [plugins."io.containerd.cri.v1.runtime".cni]
   bin_dirs = ["TOOLS"]
   conf_dir = "DIR/cni"
-`, "DIR", b.Dir), "TOOLS", b.options.Tools)
+`, "DIR", b.Dir), "TOOLS", b.options.Tools) + runtimes
 }
 
 // bridge is the name of the bridge of the pods' network.
@@ -109,7 +125,8 @@ func (b *Bed) Start() (err error) {
 	b.cmd = exec.Command(filepath.Join(b.options.Tools, "containerd"), "-c", b.path("config.toml"))
 	b.cmd.Stdout, b.cmd.Stderr = b.log, b.log
 	b.cmd.Env = append(os.Environ(), "PATH="+b.path("bin")+":"+os.Getenv("PATH"),
-		"TURN_HOME="+b.options.Home, "TURN_SUBSTRATE=gvisor", "TURN_RUNSC="+b.options.Runsc)
+		"TURN_HOME="+b.options.Home, "TURN_SUBSTRATE=gvisor", "TURN_RUNSC="+b.options.Runsc,
+		"TURN_KERNEL="+b.options.Kernel, "TURN_KERNEL_MODULES=")
 	b.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := b.cmd.Start(); err != nil {
 		return err

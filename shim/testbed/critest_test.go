@@ -31,6 +31,7 @@ func TestCritest(t *testing.T) {
 		t.Skip("takes minutes: run make critest")
 	}
 	b := bed(t)
+	check(t, Critest(t.Context(), b.options.Tools, "tools"))
 	var skip []string
 	for _, names := range skipped {
 		skip = append(skip, names...)

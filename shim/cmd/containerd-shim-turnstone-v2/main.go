@@ -12,5 +12,8 @@ import (
 
 func main() {
 	service.Register()
-	shim.RunShim(context.Background(), service.Manager{})
+	shim.RunShim(context.Background(), service.Manager{}, func(c *shim.Config) {
+		// the drivers wait for their own processes, which a reaper of all would take from them
+		c.NoReaper, c.NoSubreaper = true, true
+	})
 }
