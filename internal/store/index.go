@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"turnstone.dev/turnstone/internal/store/sorted"
 )
 
 // An index is a folder of segments. All processes share the files; each process sees the segments
@@ -132,7 +134,7 @@ func (v *view) all(ctx context.Context) iter.Seq2[place, error] {
 	for i, s := range v.segs {
 		sources[i] = s.all()
 	}
-	return merge(ctx, sources, func(place) bool { return true })
+	return sorted.Merge(ctx, sources, comparePlaces, func(place) bool { return true })
 }
 
 // A newPack is a pack to add to the index. Its entries are sorted.
@@ -195,7 +197,8 @@ func (x *index) replace(ctx context.Context, old []*segment, packs []*newPack,
 		take(p.packInfo)
 		sources = append(sources, p.places())
 	}
-	merged := merge(ctx, sources, func(p place) bool { return known[p.pack] })
+	merged := sorted.Merge(ctx, sources, comparePlaces,
+		func(p place) bool { return known[p.pack] })
 	n := 0
 	for _, err := range merged {
 		if err != nil {
@@ -284,53 +287,6 @@ func (w faultWriter) Write(p []byte) (int, error) {
 		return 0, err
 	}
 	return w.f.Write(p)
-}
-
-// merge yields the places of sorted sources in order, without duplicates, that want accepts.
-func merge(ctx context.Context, sources []iter.Seq2[place, error],
-	want func(place) bool) iter.Seq2[place, error] {
-	return func(yield func(place, error) bool) {
-		type head struct {
-			place
-			err  error
-			next func() (place, error, bool)
-		}
-		var heads []*head
-		for _, src := range sources {
-			next, stop := iter.Pull2(src)
-			defer stop()
-			if p, err, ok := next(); ok {
-				heads = append(heads, &head{p, err, next})
-			}
-		}
-		var last place
-		for n := 0; len(heads) > 0; n++ {
-			least := 0
-			for i, h := range heads {
-				if h.err != nil {
-					yield(place{}, h.err)
-					return
-				}
-				if comparePlaces(h.place, heads[least].place) < 0 {
-					least = i
-				}
-			}
-			h := heads[least]
-			if (n == 0 || comparePlaces(h.place, last) != 0) &&
-				want(h.place) && !yield(h.place, nil) {
-				return
-			}
-			last = h.place
-			var ok bool
-			if h.place, h.err, ok = h.next(); !ok {
-				heads = slices.Delete(heads, least, least+1)
-			}
-			if n%4096 == 0 && ctx.Err() != nil {
-				yield(place{}, ctx.Err())
-				return
-			}
-		}
-	}
 }
 
 func comparePlaces(a, b place) int {

@@ -1,0 +1,117 @@
+package store_test
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/store/blob/s3"
+	"turnstone.dev/turnstone/internal/store/blob/s3/pace"
+	"turnstone.dev/turnstone/internal/store/blob/s3/s3test"
+	"turnstone.dev/turnstone/internal/testhome"
+)
+
+// TestLyingServer: whatever an S3 server answers, what a Flush has announced can be read, also by
+// another machine; what is read is what was put; and no error outlives its fault.
+func TestLyingServer(t *testing.T) {
+	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue {
+		check(t, flag.Set("rapid.checks", "12")) // each waits for the pauses of the client
+	}
+	program, err := s3test.Build(t.Context(), testhome.Dir(t), "blob/s3/testserver")
+	check(t, err)
+	server, err := s3test.Start(s3test.Options{Program: program, Dir: t.TempDir()})
+	check(t, err)
+	t.Cleanup(server.End)
+	check(t, server.Bucket(t.Context(), "lies"))
+	t.Setenv("AWS_ACCESS_KEY_ID", s3test.AccessKey)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", s3test.SecretKey)
+	n := 0
+	rapid.Check(t, func(rt *rapid.T) {
+		server.Plan(nil)
+		n++
+		m := &liedTo{T: rt, server: server, prefix: fmt.Sprint("check-", n),
+			announced: map[turnstone.Digest][]byte{}}
+		here, there := m.machine(t), m.machine(t)
+		for step := range rapid.IntRange(1, 3).Draw(rt, "steps") {
+			server.Plan(s3test.List(rapid.SliceOfN(rapid.SampledFrom(append(s3test.Faults(),
+				s3test.None, s3test.None)), 0, 6).Draw(rt, "faults")...))
+			m.write(t, here, step)
+			m.read(t, there, true)
+			m.read(t, here, true)
+			server.Plan(nil)
+			m.read(t, here, false)
+			m.read(t, there, false)
+		}
+		m.read(t, m.machine(t), false)
+	})
+}
+
+// liedTo are machines whose server lies.
+type liedTo struct {
+	*rapid.T
+	server    *s3test.Started
+	prefix    string
+	announced map[turnstone.Digest][]byte
+}
+
+// machine opens the store of a machine, which has its own index.
+func (m *liedTo) machine(t *testing.T) *store.Store {
+	blobs, err := s3.Open(s3.Options{Endpoint: strings.TrimPrefix(m.server.URL, "http://"),
+		Insecure: true, Region: "us-east-1", Bucket: "lies", Prefix: m.prefix,
+		Pace: pace.Options{Pause: 20 * time.Millisecond}})
+	check(t, err)
+	s, err := store.Open(t.Context(), t.TempDir(), blobs, store.Options{})
+	check(t, err)
+	m.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// write puts objects, and notes them if the store says that they are durable.
+func (m *liedTo) write(t *testing.T, s *store.Store, step int) {
+	b, err := s.Begin(t.Context())
+	check(t, err)
+	defer func() { _ = b.Close() }()
+	put := map[turnstone.Digest][]byte{}
+	for i := range 3 {
+		p := bytes.Repeat(fmt.Appendf(nil, "%s %d %d ", m.prefix, step, i), 1+2000*i)
+		d, err := b.Put(t.Context(), p)
+		if err != nil {
+			m.expected(err)
+			return
+		}
+		put[d] = p
+	}
+	if err := b.Flush(t.Context()); err != nil {
+		m.expected(err)
+		return
+	}
+	for d, p := range put {
+		m.announced[d] = p
+	}
+}
+
+// read reads all that was announced; with faults, it may not be readable for now.
+func (m *liedTo) read(t *testing.T, s *store.Store, faults bool) {
+	for d, want := range m.announced {
+		got, err := s.Get(t.Context(), d)
+		switch {
+		case err == nil && !bytes.Equal(got, want):
+			m.Fatalf("%s has other bytes", d)
+		case err != nil && !faults:
+			m.Fatalf("%s was announced: %v", d, err)
+		}
+	}
+}
+
+func (m *liedTo) expected(err error) {
+	if k := turnstone.KindOf(err); k != turnstone.KindUnavailable {
+		m.Fatalf("%s: %v", k, err)
+	}
+}
