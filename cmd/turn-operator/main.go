@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,9 +45,15 @@ type flags struct {
 	Health    string   `help:"HOST:PORT of /healthz and /readyz; 0 for none." default:"127.0.0.1:8081"`
 	Elect     string   `help:"Namespace of the Lease that elects a leader; none: without election."`
 	LogLevel  string   `help:"Least important messages: debug, info, warn or error." default:"info"`
+
+	Machines machineFlags `embed:""`
 }
 
 func main() {
+	if slices.Equal(os.Args[1:], []string{holds}) {
+		hold(ctrl.SetupSignalHandler())
+		return
+	}
 	var f flags
 	kong.Parse(&f, kong.Name("turn-operator"),
 		kong.Description("Serve agent-sandbox's objects with the sandboxes of a Turnstone server."))
@@ -108,6 +115,9 @@ func run(ctx context.Context, f flags) error {
 		return err
 	}
 	if err := agents.Add(m, o); err != nil {
+		return err
+	}
+	if err := f.Machines.add(m, to, log); err != nil {
 		return err
 	}
 	if f.Router != "off" {

@@ -61,7 +61,7 @@ func (c *serveCmd) Run(a *cli.App) error {
 		Log: log}
 	o.Executor.Dir = dir.Root
 	o.MCP = func(i doors.Inside) doors.Door {
-		return mcpend.NewInside(mcpend.Inside{Verifier: i.Verifier, Dial: i.Dial, Dir: dir,
+		return mcpend.NewInside(mcpend.Inside{Arrive: i.Arrive, Verifier: i.Verifier, Dial: i.Dial, Dir: dir,
 			Idle: settings.MCP.Idle, Log: log})
 	}
 	if settings.Has(config.Node) {

@@ -55,6 +55,9 @@ type Options struct {
 	Key  *pass.Key
 	// Control is the handler of the control API, for requests whose context has a principal.
 	Control http.Handler
+	// Arrive admits a request to the API before its token is looked at: it bounds the rate of an
+	// address, and so how fast tokens can be guessed. nil: all.
+	Arrive func(*http.Request) error
 	// Verifier verifies tokens, and Begin admits a call of a principal: it bounds its rate, and ends
 	// the context when the token ends.
 	Verifier auth.Verifier

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,6 +39,8 @@ type world struct {
 	node  channel.KeyPair
 	key   *pass.Key
 
+	often atomic.Bool // addresses come too often
+
 	mu      sync.Mutex
 	all     []*v1.Sandbox // newest first
 	tenants map[string]string
@@ -55,6 +58,15 @@ func (g *world) IDs(context.Context) (ids []turnstone.SandboxID) {
 		ids = append(ids, turnstone.SandboxID(s.SandboxId))
 	}
 	return ids
+}
+
+// arrive refuses while addresses come too often.
+func (g *world) arrive(*http.Request) error {
+	if !g.often.Load() {
+		return nil
+	}
+	return &api.Status{RetryAfter: 1500 * time.Millisecond, Err: turnstone.Errorf("gateway.rate",
+		turnstone.KindExhausted, "the address", "comes too often")}
 }
 
 func (g *world) Find(id turnstone.SandboxID, owner func(string) (channel.PublicKey, error)) (e2b.Found, error) {
@@ -186,7 +198,7 @@ func newScene(t *testing.T) *scene {
 		return auth.Principal{Issuer: "test", TokenID: tenant, Tenant: tenant, Scopes: scopes,
 			Sessions: []auth.Pattern{auth.Any}, Templates: []auth.Pattern{auth.Any}}
 	}
-	d := e2b.New(e2b.Options{Node: g, Key: g.key, Domain: "boxes.test", Log: slog.New(slog.DiscardHandler),
+	d := e2b.New(e2b.Options{Arrive: g.arrive, Node: g, Key: g.key, Domain: "boxes.test", Log: slog.New(slog.DiscardHandler),
 		Control: serve.Services{Sandboxes: g}.Handler(nil),
 		Verifier: tokens{"good": p("t1", auth.SandboxesCreate, auth.SandboxesRead, auth.SandboxesConnect,
 			auth.SandboxesControl), "weak": p("t1", auth.SandboxesRead), "alien": p("t2", auth.SandboxesRead)},
@@ -276,6 +288,20 @@ func TestKeys(t *testing.T) {
 	}
 	if _, text, _ := s.do(t, "GET", "/sandboxes/"+id, "", "X-Api-Key", "weak"); strings.Contains(text, "ed_") {
 		t.Error("a caller without the scope gets the daemon's token")
+	}
+}
+
+// TestArrive: an address that comes too often is refused before its token is looked at.
+func TestArrive(t *testing.T) {
+	s := newScene(t)
+	s.often.Store(true)
+	status, text, h := s.do(t, "GET", "/sandboxes", "", "X-Api-Key", "wrong")
+	if status != 429 || h.Get("Retry-After") != "2" || !strings.Contains(text, "too often") {
+		t.Errorf("%d %s %v", status, text, h)
+	}
+	s.often.Store(false)
+	if status, _, _ = s.do(t, "GET", "/sandboxes", "", "X-Api-Key", "wrong"); status != 401 {
+		t.Errorf("later: %d", status)
 	}
 }
 

@@ -83,6 +83,12 @@ func bad(text string) error { return &statusError{http.StatusBadRequest, text} }
 // guarded authenticates the caller before anything is read of the body.
 func (d *Door) guarded(h handle) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		if d.o.Arrive != nil {
+			if err := d.o.Arrive(r); err != nil {
+				d.refuse(w, err)
+				return
+			}
+		}
 		p, err := d.caller(r)
 		if err != nil {
 			d.refuse(w, err)

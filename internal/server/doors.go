@@ -49,7 +49,7 @@ func (s *Server) openMCP(ctx context.Context) (err error) {
 	}
 	s.mcp, err = doors.OpenMCP(ctx, doors.MCPOptions{Address: s.c.MCP.Listen, TLS: s.doorTLS("http/1.1"),
 		Connections: s.c.Limits.Connections, Proxies: s.c.Listen.Proxies,
-		Verifier: s.gateway.verifier, Make: s.o.MCP})
+		Arrive: s.gateway.Arrive, Verifier: s.gateway.verifier, Make: s.o.MCP})
 	if err == nil {
 		s.onClose(s.mcp.Close)
 	}
@@ -66,7 +66,8 @@ func (s *Server) openE2B(ctx context.Context) (err error) {
 			"needs the roles gateway, controller and node in one process")
 	}
 	o := doors.E2BOptions{Config: s.c, Dir: s.o.Dir, TLS: s.doorTLS("h2", "http/1.1"),
-		Control: s.controller.Callers(), Verifier: s.controller.verifier, Begin: s.gateway.Begin, Log: s.log}
+		Control: s.controller.Callers(), Verifier: s.controller.verifier, Arrive: s.gateway.Arrive,
+		Begin: s.gateway.Begin, Log: s.log}
 	o.Node, o.Tenants = s.node.Near()
 	if s.e2b, err = doors.OpenE2B(ctx, o); err == nil {
 		s.onClose(s.e2b.Close)

@@ -87,6 +87,16 @@ func (c *Client) Check(ctx context.Context) error {
 	return err
 }
 
+// Nodes returns the nodes that answer the server, and how many requests wait for room. It needs the scope
+// nodes:read.
+func (c *Client) Nodes(ctx context.Context) (nodes []*v1.Node, waiting int, err error) {
+	a, err := c.own.Server.ListNodes(ctx, connect.NewRequest(&v1.ListNodesRequest{}))
+	if err != nil {
+		return nil, 0, err
+	}
+	return a.Msg.Nodes, int(a.Msg.Waiting), nil
+}
+
 // of returns the tenant of a namespace, with a token that is valid.
 func (c *Client) of(ctx context.Context, namespace string) (*tenant, error) {
 	if namespace == auth.OperatorTenant {

@@ -74,6 +74,11 @@ func TestFairOrder(t *testing.T) {
 		begin(flood, fmt.Sprint("flood", i))
 	}
 	begin(quiet, "quiet")
+	nodes, err := quiet.server.ListNodes(t.Context(), ask(&v1.ListNodesRequest{}))
+	must(t, err)
+	if nodes.Msg.Waiting != 4 {
+		t.Errorf("the server says that %d wait", nodes.Msg.Waiting)
+	}
 	for _, want := range []string{"flood0", "quiet", "flood1", "flood2"} {
 		full()
 		if got := <-order; got != want {

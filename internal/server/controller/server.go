@@ -21,7 +21,8 @@ type serverService struct{ *Controller }
 // ListNodes implements turnstonev1connect.ServerServiceHandler.
 func (c serverService) ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (
 	*connect.Response[v1.ListNodesResponse], error) {
-	return connect.NewResponse(&v1.ListNodesResponse{Nodes: c.nodes.present()}), nil
+	return connect.NewResponse(&v1.ListNodesResponse{Nodes: c.nodes.present(),
+		Waiting: uint32(c.gate.Waiting())}), nil
 }
 
 // usual are the scopes of a token whose request names none, of those that its maker has.

@@ -46,8 +46,9 @@ type E2BOptions struct {
 	TLS     *tls.Config // nil: no TLS
 	Node    *node.Node
 	Tenants *tenants.Set
-	// Control, Verifier and Begin are those of e2b.Options.
+	// Control, Arrive, Verifier and Begin are those of e2b.Options.
 	Control  http.Handler
+	Arrive   func(*http.Request) error
 	Verifier auth.Verifier
 	Begin    func(context.Context, auth.Principal) (context.Context, func(), error)
 	Log      *slog.Logger
@@ -64,7 +65,7 @@ func OpenE2B(ctx context.Context, o E2BOptions) (_ *E2B, err error) {
 	d := &E2B{tls: o.TLS, limits: e2b.Limits{Idle: l.Idle,
 		Handshake: l.Handshake, Stall: stallTime, End: l.End}}
 	d.Door = e2b.New(e2b.Options{Node: atnode.Node{Node: o.Node, Tenants: o.Tenants}, Key: key,
-		Control: o.Control, Verifier: o.Verifier, Begin: o.Begin, Domain: o.Config.E2B.Domain,
+		Control: o.Control, Arrive: o.Arrive, Verifier: o.Verifier, Begin: o.Begin, Domain: o.Config.E2B.Domain,
 		Sessions: o.Config.E2B.Sessions == config.On, Log: o.Log})
 	if d.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", at); err != nil {
 		return nil, errors.Join(turnstone.NewError("server.listen", turnstone.KindUnavailable, at, err).

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"net"
+	"net/http"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/server/auth"
@@ -21,6 +22,8 @@ type Door interface {
 
 // An Inside is what a Door has of its server.
 type Inside struct {
+	// Arrive admits a request before its token is looked at, within the rate of its address.
+	Arrive func(*http.Request) error
 	// Verifier verifies tokens, as the gateway does.
 	Verifier auth.Verifier
 	// Dial connects to the gateway as a caller of the network, who needs a token.
@@ -40,6 +43,7 @@ type MCPOptions struct {
 	TLS         *tls.Config // nil: no TLS
 	Connections int         // at one time, and never more than MCPConnections
 	Proxies     []string    // the setting listen.proxies
+	Arrive      func(*http.Request) error
 	Verifier    auth.Verifier
 	Make        func(Inside) Door
 }
@@ -60,7 +64,7 @@ func OpenMCP(ctx context.Context, o MCPOptions) (*MCP, error) {
 		l = tls.NewListener(l, o.TLS)
 	}
 	d := &MCP{listener: l, memory: local.NewMemory()}
-	d.door = o.Make(Inside{Verifier: o.Verifier, Dial: d.memory.Dial})
+	d.door = o.Make(Inside{Arrive: o.Arrive, Verifier: o.Verifier, Dial: d.memory.Dial})
 	return d, nil
 }
 

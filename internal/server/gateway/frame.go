@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -43,13 +44,13 @@ func (g *Gateway) frame(next http.Handler) http.Handler {
 		r.Header.Del(principal.CallerHeader)
 		if at, ok := callerOf(r, g.o.Proxies); ok {
 			r.Header.Set(principal.CallerHeader, addressText(at))
-			if wait := g.addresses.take(at); wait > 0 {
+			if err := g.arrived(at); err != nil {
 				if from, _ := addressOf(r.RemoteAddr); !within(from, g.o.Proxies) {
 					// Connections are limited too: a flood of requests in one would be answered
 					// as fast as it comes.
 					p.Header().Set("Connection", "close")
 				}
-				g.refuser.refuse(p, r, tooOften("the address", wait))
+				g.refuser.refuse(p, r, err)
 				return
 			}
 		}
@@ -171,6 +172,23 @@ func (p *patient) done() { _ = p.ctl.SetWriteDeadline(time.Time{}) }
 // last bounds what net/http writes after the handler. The connection's next request begins with
 // deadlines of its own.
 func (p *patient) last() { p.begin() }
+
+// Arrive admits a request to another listener of this process, before its token is looked at: within
+// the rate of its address. The error is of kind Exhausted, and says how long to wait.
+func (g *Gateway) Arrive(r *http.Request) error {
+	at, ok := callerOf(r, g.o.Proxies)
+	if !ok {
+		return nil
+	}
+	return g.arrived(at)
+}
+
+func (g *Gateway) arrived(at netip.Prefix) error {
+	if wait := g.addresses.take(at); wait > 0 {
+		return tooOften("the address", wait)
+	}
+	return nil
+}
 
 // Begin admits a call of a caller that another listener of this process has authenticated: within the
 // rate of its token. The context ends when the token ends; the function ends the call.

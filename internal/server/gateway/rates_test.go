@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"strconv"
 	"testing"
@@ -12,6 +13,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/api"
 )
 
@@ -76,6 +78,14 @@ func TestAddressRate(t *testing.T) {
 		if got := from(behind, "6.6.6.6, 192.0.2.1"); got != want {
 			t.Errorf("%d, want %d", got, want)
 		}
+	}
+	// the requests of another door count with these
+	door := httptest.NewRequest(http.MethodPost, "/sandboxes", nil)
+	door.RemoteAddr = "127.0.0.1:1"
+	door.Header.Set("X-Forwarded-For", "192.0.2.1")
+	if err := behind.Arrive(door); turnstone.KindOf(err) != turnstone.KindExhausted ||
+		api.RetryAfter(err) <= 0 {
+		t.Errorf("at another door: %v", err)
 	}
 	if got := from(behind, "6.6.6.6, 192.0.2.2"); got != 200 {
 		t.Errorf("another address: %d", got)

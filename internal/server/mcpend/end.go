@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"strconv"
@@ -18,6 +19,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
 	"turnstone.dev/turnstone/internal/mcpdoor"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/patience"
@@ -40,6 +42,9 @@ const (
 
 // Options are the parts of an Endpoint.
 type Options struct {
+	// Arrive admits a request before its token is looked at: it bounds the rate of an address, and so
+	// how fast tokens can be guessed. The error says how long to wait. nil: all.
+	Arrive   func(*http.Request) error
 	Verifier auth.Verifier
 	// Open returns the place of a new connection, for a caller with a name of its own. token returns
 	// the latest token that was shown with a request of this connection.
@@ -69,7 +74,7 @@ func New(o Options) *Endpoint {
 	admitted := mcpauth.RequireBearerToken(e.verify, &mcpauth.RequireBearerTokenOptions{
 		AllowMissingExpiration: true})(e.bounded(streams))
 	mux := http.NewServeMux()
-	mux.Handle(Path, http.NewCrossOriginProtection().Handler(admitted))
+	mux.Handle(Path, http.NewCrossOriginProtection().Handler(e.arrived(admitted)))
 	e.handler = patience.Handler(mux, stallTime)
 	return e
 }
@@ -121,6 +126,21 @@ const (
 	tokenKey      = "token"
 	connectionKey = "connection"
 )
+
+// arrived passes on what Options.Arrive admits.
+func (e *Endpoint) arrived(next http.Handler) http.Handler {
+	if e.o.Arrive == nil {
+		return next
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := e.o.Arrive(r); err != nil {
+			w.Header().Set("Retry-After", strconv.Itoa(max(1, int(math.Ceil(api.RetryAfter(err).Seconds())))))
+			http.Error(w, "too many requests from this address", http.StatusTooManyRequests)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
 
 // verify verifies a token, as the gateway does, which verifies it again with each call to the server.
 func (e *Endpoint) verify(ctx context.Context, token string, r *http.Request) (*mcpauth.TokenInfo, error) {

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
 	"turnstone.dev/turnstone/internal/mcpdoor"
 	"turnstone.dev/turnstone/internal/server/auth"
 )
@@ -68,6 +69,22 @@ func TestTokens(t *testing.T) {
 		if w.Code != want || id != "" || strings.Contains(w.Body.String(), "sesame") {
 			t.Errorf("%q: %d %s", token, w.Code, w.Body)
 		}
+	}
+	end(t, e)
+}
+
+// TestArrive: an address that comes too often is refused before its token is looked at.
+func TestArrive(t *testing.T) {
+	e := endpoint()
+	e.o.Arrive = func(*http.Request) error {
+		return &api.Status{RetryAfter: 1500 * time.Millisecond, Err: turnstone.Errorf("gateway.rate",
+			turnstone.KindExhausted, "the address", "comes too often")}
+	}
+	h := e.arrived(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("it passed") }))
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, Path, nil))
+	if w.Code != http.StatusTooManyRequests || w.Header().Get("Retry-After") != "2" {
+		t.Errorf("%d %v", w.Code, w.Header())
 	}
 	end(t, e)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"net/http"
 	"time"
 
 	"turnstone.dev/turnstone/internal/mcpdoor"
@@ -15,6 +16,7 @@ import (
 
 // An Inside is the server that an endpoint is in, and a client of.
 type Inside struct {
+	Arrive   func(*http.Request) error // as in Options
 	Verifier auth.Verifier
 	Dial     func(ctx context.Context) (net.Conn, error) // as a caller of the network
 	Dir      *statedir.Dir
@@ -25,7 +27,7 @@ type Inside struct {
 // NewInside returns the endpoint of a server.
 func NewInside(i Inside) *Endpoint {
 	hide := i.Dir.Paths()
-	return New(Options{Verifier: i.Verifier, Idle: i.Idle, Log: i.Log,
+	return New(Options{Arrive: i.Arrive, Verifier: i.Verifier, Idle: i.Idle, Log: i.Log,
 		Open: func(ctx context.Context, caller string, token func() (string, error)) (mcpdoor.Place,
 			error) {
 			s, err := hosts.Client{Dir: i.Dir.Root}.Inside(ctx, i.Dial, caller, token)

@@ -63,8 +63,10 @@ func (*ListNodesRequest) Descriptor() ([]byte, []int) {
 }
 
 type ListNodesResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Nodes         []*Node                `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Nodes []*Node                `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	// The requests that wait for their turn or for room, of all tenants.
+	Waiting       uint32 `protobuf:"varint,2,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -104,6 +106,13 @@ func (x *ListNodesResponse) GetNodes() []*Node {
 		return x.Nodes
 	}
 	return nil
+}
+
+func (x *ListNodesResponse) GetWaiting() uint32 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
 }
 
 // Token is the record of a token.
@@ -553,9 +562,10 @@ var File_turnstone_v1_server_proto protoreflect.FileDescriptor
 const file_turnstone_v1_server_proto_rawDesc = "" +
 	"\n" +
 	"\x19turnstone/v1/server.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19turnstone/v1/common.proto\x1a\x17turnstone/v1/node.proto\x1a\x1aturnstone/v1/options.proto\"\x12\n" +
-	"\x10ListNodesRequest\"=\n" +
+	"\x10ListNodesRequest\"W\n" +
 	"\x11ListNodesResponse\x12(\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x12.turnstone.v1.NodeR\x05nodes\"\x86\x02\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x12.turnstone.v1.NodeR\x05nodes\x12\x18\n" +
+	"\awaiting\x18\x02 \x01(\rR\awaiting\"\x86\x02\n" +
 	"\x05Token\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +

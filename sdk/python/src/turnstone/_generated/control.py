@@ -1000,6 +1000,7 @@ ListNodesResponse = TypedDict(
     "ListNodesResponse",
     {
         "nodes": "list[Node]",
+        "waiting": "int",
     },
     total=False,
 )
@@ -1624,6 +1625,7 @@ MESSAGES: dict[str, dict[str, Field]] = {
     },
     "turnstone.v1.ListNodesResponse": {
         "nodes": Field(1, "message", "list", "turnstone.v1.Node"),
+        "waiting": Field(2, "uint32", "one", ""),
     },
     "turnstone.v1.Token": {
         "tokenId": Field(1, "string", "one", ""),
