@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone/internal/store/seal"
-	"turnstone.dev/turnstone/internal/store/sorted"
 )
 
 // Any accepted input encodes to the same bytes: there is already a single encoding.
@@ -103,8 +102,7 @@ func segmentFile(t testing.TB, sealed bool) []byte {
 		sources = append(sources, p.places())
 	}
 	var b bytes.Buffer
-	places := sorted.Merge(t.Context(), sources, comparePlaces,
-		func(place) bool { return true })
+	places := merge(t.Context(), sources, func(place) bool { return true })
 	if err := writeSegment(&b, infos, 200, places); err != nil {
 		t.Fatal(err)
 	}

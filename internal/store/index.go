@@ -134,7 +134,7 @@ func (v *view) all(ctx context.Context) iter.Seq2[place, error] {
 	for i, s := range v.segs {
 		sources[i] = s.all()
 	}
-	return sorted.Merge(ctx, sources, comparePlaces, func(place) bool { return true })
+	return merge(ctx, sources, func(place) bool { return true })
 }
 
 // A newPack is a pack to add to the index. Its entries are sorted.
@@ -197,8 +197,7 @@ func (x *index) replace(ctx context.Context, old []*segment, packs []*newPack,
 		take(p.packInfo)
 		sources = append(sources, p.places())
 	}
-	merged := sorted.Merge(ctx, sources, comparePlaces,
-		func(p place) bool { return known[p.pack] })
+	merged := merge(ctx, sources, func(p place) bool { return known[p.pack] })
 	n := 0
 	for _, err := range merged {
 		if err != nil {
@@ -287,6 +286,12 @@ func (w faultWriter) Write(p []byte) (int, error) {
 		return 0, err
 	}
 	return w.f.Write(p)
+}
+
+// merge yields the places of sorted sources in order, without duplicates, that want accepts.
+func merge(ctx context.Context, sources []iter.Seq2[place, error],
+	want func(place) bool) iter.Seq2[place, error] {
+	return sorted.Merge(ctx, sources, comparePlaces, want)
 }
 
 func comparePlaces(a, b place) int {

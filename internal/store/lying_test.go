@@ -25,14 +25,7 @@ func TestLyingServer(t *testing.T) {
 	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue {
 		check(t, flag.Set("rapid.checks", "12")) // each waits for the pauses of the client
 	}
-	program, err := s3test.Build(t.Context(), testhome.Dir(t), "blob/s3/testserver")
-	check(t, err)
-	server, err := s3test.Start(s3test.Options{Program: program, Dir: t.TempDir()})
-	check(t, err)
-	t.Cleanup(server.End)
-	check(t, server.Bucket(t.Context(), "lies"))
-	t.Setenv("AWS_ACCESS_KEY_ID", s3test.AccessKey)
-	t.Setenv("AWS_SECRET_ACCESS_KEY", s3test.SecretKey)
+	server := lies(t)
 	n := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		server.Plan(nil)
@@ -53,6 +46,47 @@ func TestLyingServer(t *testing.T) {
 		}
 		m.read(t, m.machine(t), false)
 	})
+}
+
+// lies starts a server with the bucket lies.
+func lies(t *testing.T) *s3test.Started {
+	t.Helper()
+	program, err := s3test.Build(t.Context(), testhome.Dir(t), "blob/s3/testserver")
+	check(t, err)
+	server, err := s3test.Start(s3test.Options{Program: program, Dir: t.TempDir()})
+	check(t, err)
+	t.Cleanup(server.End)
+	check(t, server.Bucket(t.Context(), "lies"))
+	t.Setenv("AWS_ACCESS_KEY_ID", s3test.AccessKey)
+	t.Setenv("AWS_SECRET_ACCESS_KEY", s3test.SecretKey)
+	return server
+}
+
+// TestOneLie: a machine that reads for the first time what another one has put does so although one
+// answer, whichever it is, is not true.
+func TestOneLie(t *testing.T) {
+	server := lies(t)
+	want := make([]byte, 50_000)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(want)
+	m := &liedTo{server: server, prefix: "one"}
+	b, err := m.machine(t).Begin(t.Context())
+	check(t, err)
+	d, err := b.Put(t.Context(), want)
+	check(t, err)
+	check(t, b.Flush(t.Context()))
+	check(t, b.Close())
+	for _, f := range []s3test.Fault{s3test.LateList, s3test.Corrupt, s3test.Forgotten,
+		s3test.HalfBroken, s3test.SlowDown} {
+		for at := range 3 { // the list, the pack's table, the object
+			plan := make([]s3test.Fault, at+1)
+			plan[at] = f
+			server.Plan(s3test.List(plan...))
+			got, err := m.machine(t).Get(t.Context(), d)
+			if err != nil || !bytes.Equal(got, want) {
+				t.Errorf("%s in request %d: %d bytes of %d: %v", f, at+1, len(got), len(want), err)
+			}
+		}
+	}
 }
 
 // liedTo are machines whose server lies.
@@ -77,7 +111,7 @@ func (m *liedTo) machine(t *testing.T) *store.Store {
 	check(t, err)
 	s, err := store.Open(t.Context(), t.TempDir(), blobs, store.Options{})
 	check(t, err)
-	m.Cleanup(func() { _ = s.Close() })
+	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
 

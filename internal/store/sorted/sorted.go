@@ -8,16 +8,16 @@ import (
 )
 
 // Merge yields the values of sorted sources in order, without duplicates, that want accepts. An error
-// of a source or of ctx ends the sequence.
+// of a source, or of the context, ends the sequence.
 func Merge[T any](ctx context.Context, sources []iter.Seq2[T, error], compare func(a, b T) int,
 	want func(T) bool) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
-		type head struct {
-			value T
-			err   error
-			next  func() (T, error, bool)
-		}
 		var none T
+		type head struct {
+			v    T
+			err  error
+			next func() (T, error, bool)
+		}
 		var heads []*head
 		for _, src := range sources {
 			next, stop := iter.Pull2(src)
@@ -34,18 +34,18 @@ func Merge[T any](ctx context.Context, sources []iter.Seq2[T, error], compare fu
 					yield(none, h.err)
 					return
 				}
-				if compare(h.value, heads[least].value) < 0 {
+				if compare(h.v, heads[least].v) < 0 {
 					least = i
 				}
 			}
 			h := heads[least]
-			if (n == 0 || compare(h.value, last) != 0) &&
-				want(h.value) && !yield(h.value, nil) {
+			if (n == 0 || compare(h.v, last) != 0) &&
+				want(h.v) && !yield(h.v, nil) {
 				return
 			}
-			last = h.value
+			last = h.v
 			var ok bool
-			if h.value, h.err, ok = h.next(); !ok {
+			if h.v, h.err, ok = h.next(); !ok {
 				heads = slices.Delete(heads, least, least+1)
 			}
 			if n%4096 == 0 && ctx.Err() != nil {
