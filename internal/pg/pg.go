@@ -119,7 +119,13 @@ func Locked(ctx context.Context, pool *sql.DB, name string, f func(tx *sql.Tx) e
 
 // Lock waits for the advisory lock of this name, which the transaction then holds to its end.
 func Lock(ctx context.Context, tx *sql.Tx, name string) error {
-	_, err := tx.ExecContext(ctx, "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))",
-		"turnstone "+name)
+	_, err := LockAt(ctx, tx, name)
 	return err
+}
+
+// LockAt is Lock, and returns the database's time after the wait.
+func LockAt(ctx context.Context, tx *sql.Tx, name string) (now time.Time, err error) {
+	err = tx.QueryRowContext(ctx, "SELECT clock_timestamp() FROM "+
+		"pg_advisory_xact_lock(hashtextextended($1, 0))", "turnstone "+name).Scan(&now)
+	return now, err
 }

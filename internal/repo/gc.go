@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -29,7 +28,7 @@ func (x *Repo) GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.GCRe
 		return nil, err
 	}
 	if req.Now.IsZero() {
-		req.Now = time.Now()
+		req.Now = cs.DB.Now()
 	}
 	rule := session.Rule{Now: req.Now, Anonymous: req.KeepAnonymous,
 		Unreachable: req.KeepUnreachable}
