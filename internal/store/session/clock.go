@@ -40,6 +40,3 @@ func (c *clock) read(ctx context.Context, q *sql.DB) error {
 	}
 	return err
 }
-
-// Now returns the time of what the database's transactions note: on several machines, the database's.
-func (db *DB) Now() time.Time { return db.now() }

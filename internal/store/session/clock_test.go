@@ -13,7 +13,7 @@ func TestClocksDiffer(t *testing.T) {
 	place := shared(t)
 	ctx := t.Context()
 	right := open(t, place)
-	want := right.Now()
+	want := right.now()
 	for _, off := range []time.Duration{240 * time.Hour, -240 * time.Hour} {
 		wrong := open(t, place)
 		c := wrong.dialect.(*postgres).clock
@@ -24,7 +24,7 @@ func TestClocksDiffer(t *testing.T) {
 		s := must[turnstone.Session](t)(wrong.Create(ctx, ""))
 		turn := must[turnstone.Turn](t)(wrong.Start(ctx, StartTurn{Session: s.ID, Kind: "run"}))
 		finish(t, wrong, turn)
-		for _, at := range []time.Time{s.Created, turn.Started, wrong.Now()} {
+		for _, at := range []time.Time{s.Created, turn.Started, wrong.now()} {
 			if d := at.Sub(want); d < 0 || d > time.Hour {
 				t.Errorf("a machine that is off by %s notes %s, %s from the database's time", off, at, d)
 			}
