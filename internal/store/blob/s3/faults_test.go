@@ -47,7 +47,7 @@ func read(s *s3.Store, name string) ([]byte, error) {
 // TestTransient: a fault of some requests is not the caller's: a blob is there when Put returns, and
 // Get returns it.
 func TestTransient(t *testing.T) {
-	server, s := faulty(t, pace.Options{Stall: time.Second})
+	server, s := faulty(t, pace.Options{Stall: 3 * time.Second})
 	want := bytes.Repeat([]byte("0123456789abcdef"), 10_000)
 	for _, c := range []struct {
 		name string
@@ -84,49 +84,55 @@ func TestTransient(t *testing.T) {
 // TestLasting: a fault that stays is an error that says what it is, within bounds, and a caller that
 // has enough does not wait for it.
 func TestLasting(t *testing.T) {
-	server, s := faulty(t, pace.Options{Stall: 200 * time.Millisecond, Patience: time.Second,
-		Pause: 50 * time.Millisecond})
+	server, patient := faulty(t, pace.Options{})
+	hasty := open(t, s3.Options{Endpoint: strings.TrimPrefix(server.URL, "http://"), Bucket: "faults",
+		Pace: pace.Options{Stall: 200 * time.Millisecond, Patience: time.Second,
+			Pause: 50 * time.Millisecond}})
 	names := 0
-	put := func(ctx context.Context) error {
+	put := func(ctx context.Context, s *s3.Store) error {
 		names++
 		return s.Put(ctx, fmt.Sprint("x", names), strings.NewReader("x"), 1)
 	}
 	always := func(f s3test.Fault) { server.Plan(func(*http.Request) s3test.Fault { return f }) }
 	for _, c := range []struct {
+		store *s3.Store
 		fault s3test.Fault
 		hint  string
 	}{
-		{s3test.SlowDown, "again later"},
-		{s3test.TooMany, "again later"},
-		{s3test.Silent, "the bucket's server"},
-		{s3test.Broken, "the bucket's server"},
-		{s3test.NotStored, "not reliable"},
-		{s3test.Skewed, "clock"},
+		{hasty, s3test.SlowDown, "again later"},
+		{hasty, s3test.TooMany, "again later"},
+		{hasty, s3test.Silent, "the bucket's server"},
+		{hasty, s3test.Broken, "the bucket's server"},
+		{patient, s3test.NotStored, "not reliable"},
+		{patient, s3test.Skewed, "clock"},
 	} {
 		always(c.fault)
-		err := put(t.Context())
+		err := put(t.Context(), c.store)
 		if turnstone.KindOf(err) != turnstone.KindUnavailable ||
 			!strings.Contains(turnstone.HintOf(err), c.hint) {
 			t.Errorf("%s: %v (%s, %s)", c.fault, err, turnstone.KindOf(err), turnstone.HintOf(err))
 		}
 		server.Plan(nil)
-		check(t, put(t.Context()))
+		check(t, put(t.Context(), patient))
 	}
-	for _, f := range []s3test.Fault{s3test.SlowDown, s3test.Silent} {
+	for _, c := range []struct {
+		fault s3test.Fault
+		at    int32 // the request in which the caller has enough
+	}{{s3test.SlowDown, 2}, {s3test.Silent, 1}} {
 		var asked atomic.Int32
 		ctx, cancel := context.WithCancel(t.Context())
 		server.Plan(func(*http.Request) s3test.Fault {
-			if asked.Add(1) == 2 {
+			if asked.Add(1) == c.at {
 				cancel()
 			}
-			return f
+			return c.fault
 		})
-		if err := put(ctx); turnstone.KindOf(err) != turnstone.KindCanceled {
-			t.Errorf("%s, canceled: %v", f, err)
+		if err := put(ctx, patient); turnstone.KindOf(err) != turnstone.KindCanceled {
+			t.Errorf("%s, canceled: %v", c.fault, err)
 		}
 		server.Plan(nil)
 		cancel()
-		check(t, put(t.Context()))
+		check(t, put(t.Context(), patient))
 	}
 }
 

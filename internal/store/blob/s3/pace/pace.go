@@ -15,7 +15,8 @@ import (
 
 // Options are the bounds of a Transport. Zero values are the defaults.
 type Options struct {
-	// Stall is how long neither side of a request may send a byte; 30 s.
+	// Stall is how long neither side of a request may send a byte; 1 minute. It has to be enough for
+	// what the kernel has taken and not yet sent on a slow line.
 	Stall time.Duration
 	// Patience is how long requests are repeated while no request succeeds; 30 s. It begins with the
 	// first failure, so all requests of a turn share it.
@@ -50,7 +51,7 @@ type Transport struct {
 
 // New returns a transport that sends requests through base.
 func New(base http.RoundTripper, o Options) *Transport {
-	o.Stall = orDefault(o.Stall, 30*time.Second)
+	o.Stall = orDefault(o.Stall, time.Minute)
 	o.Patience = orDefault(o.Patience, 30*time.Second)
 	o.Pause = orDefault(o.Pause, 2*time.Second)
 	if o.Most == 0 {
