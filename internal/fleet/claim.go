@@ -270,6 +270,9 @@ func (n *node) load(need Need) (share float64, possible bool) {
 	if free := n.report.Free; need.Machine && free > 0 && free < n.report.Capacity.Memory/scarce {
 		share += 1
 	}
+	if need.Machine && n.report.DiskFull {
+		share += 1
+	}
 	if !need.Machine {
 		share = min(1, share)
 	}

@@ -239,6 +239,33 @@ func TestMeasured(t *testing.T) {
 	}
 }
 
+// TestDiskFull: a node whose disk is full in fact gets no machine, whatever else is free, and gets some
+// again when there is room.
+func TestDiskFull(t *testing.T) {
+	f := New(Options{Times: testTimes})
+	for _, full := range []bool{true, false, true} {
+		r := roomy()
+		r.DiskFull = full
+		fill(f, 1, r)
+		want := Placed
+		if full {
+			want = Full
+		}
+		if _, v := f.Place(0, one("x")); v != want {
+			t.Errorf("full %t: %s", full, v)
+		}
+	}
+	full := roomy()
+	full.DiskFull = true
+	fill(f, 2, full)
+	f.Register(0, "n0001", roomy())
+	for range 8 {
+		if r, v := f.Place(0, one("x")); v != Placed || r.Node != "n0001" {
+			t.Errorf("%s on %q", v, r.Node)
+		}
+	}
+}
+
 // TestMakes: a tenant's creations at one node are bounded, and a claim that was answered is none.
 func TestMakes(t *testing.T) {
 	f := New(Options{Times: testTimes})

@@ -77,7 +77,9 @@ type Report struct {
 	// Makes is how many sandboxes of a tenant the node makes at one time.
 	Makes int
 	// Free is the memory that the node measured as free; 0: it does not measure.
-	Free       uint64
+	Free uint64
+	// DiskFull: the node measured that its disk has no room for new work.
+	DiskFull   bool
 	Substrates []string
 	Version    string // of its programs
 	Drains     bool

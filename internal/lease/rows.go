@@ -348,9 +348,11 @@ func (l *row) Cause() error {
 // Check reads the row for the transaction: nobody takes the lease before the transaction has ended.
 func (l *row) Check(ctx context.Context, q Querier) error {
 	var fence int64
-	err := q.QueryRowContext(ctx, "SELECT fence FROM leases WHERE name = $1 FOR SHARE",
-		l.name).Scan(&fence)
-	if errors.Is(err, sql.ErrNoRows) || err == nil && fence != l.fence {
+	var holder string
+	err := q.QueryRowContext(ctx, "SELECT fence, holder FROM leases WHERE name = $1 FOR SHARE",
+		l.name).Scan(&fence, &holder)
+	// A standby that became the primary without the newest transactions may give a fence again.
+	if errors.Is(err, sql.ErrNoRows) || err == nil && (fence != l.fence || holder != l.of.holder) {
 		return taken(l.name)
 	}
 	return err
@@ -366,8 +368,8 @@ func (l *row) Release() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), releaseWithin)
 	defer cancel()
-	_, _ = l.of.pool.ExecContext(ctx, "DELETE FROM leases WHERE name = $1 AND fence = $2", l.name,
-		l.fence)
+	_, _ = l.of.pool.ExecContext(ctx, "DELETE FROM leases WHERE name = $1 AND fence = $2 "+
+		"AND holder = $3", l.name, l.fence, l.of.holder)
 }
 
 // Wait is Take that waits for the end of another's lease. waiting is called once, before it waits,

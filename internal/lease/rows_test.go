@@ -350,3 +350,56 @@ func TestSweepRows(t *testing.T) {
 		t.Errorf("%s, %v", left, err)
 	}
 }
+
+// TestLostLease: a database loses the row of a lease, because a standby without the newest transactions
+// became the primary, and gives its fence to another machine. Both believe to have the lease; one may
+// write, and the other learns of it.
+func TestLostLease(t *testing.T) {
+	s := pgtest.New(t, "fsync=off")
+	schema := "lost"
+	one, err := openRows(t.Context(), pool(t, s, schema), Life)
+	if err != nil {
+		t.Fatal(err)
+	}
+	goBack, err := s.Remember()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := func() (db *sql.DB, r *Rows) {
+		db = pool(t, s, schema)
+		if r, err = openRows(t.Context(), db, Life); err != nil {
+			t.Fatal(err)
+		}
+		return db, r
+	}
+	_, one = again()
+	lost, err := one.Take(t.Context(), "turn", "")
+	if err != nil || lost == nil {
+		t.Fatal(lost, err)
+	}
+	if err := goBack(); err != nil {
+		t.Fatal(err)
+	}
+	db, two := again()
+	next, err := two.Take(t.Context(), "turn", "")
+	if err != nil || next == nil {
+		t.Fatal(next, err)
+	}
+	if a, b := lost.(*row).fence, next.(*row).fence; a != b {
+		t.Logf("the fences %d and %d differ: the database kept the sequence", a, b)
+	}
+	one.pool = db
+	if err := check(t.Context(), db, lost); turnstone.KindOf(err) != turnstone.KindUnavailable {
+		t.Errorf("a lost lease permits a write: %v", err)
+	}
+	if err := one.renew(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if lost.Cause() == nil {
+		t.Error("its holder does not learn of it")
+	}
+	lost.Release()
+	if err := check(t.Context(), db, next); err != nil {
+		t.Errorf("the end of a lost lease has ended the other's: %v", err)
+	}
+}

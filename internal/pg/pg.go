@@ -31,7 +31,8 @@ const connectTimeout = 10 * time.Second
 // that is in the file that PGPASSFILE or the URL's passfile names. Close closes the pool.
 //
 // A statement waits at most 20 s for a lock of another transaction, and the server ends a
-// transaction whose program is silent for 30 s: a machine that has vanished holds no lock for longer.
+// transaction whose program is silent for 30 s: a machine that has vanished holds no lock for longer. A
+// server that is silent for two minutes counts as one that has ended the connection.
 func Open(ctx context.Context, url, schema string) (*sql.DB, error) {
 	cfg, err := parse(url, schema)
 	if err != nil {
@@ -72,6 +73,7 @@ func parse(url, schema string) (*pgx.ConnConfig, error) {
 	if cfg.ConnectTimeout == 0 {
 		cfg.ConnectTimeout = connectTimeout
 	}
+	cfg.DialFunc = bounded(cfg.DialFunc, stallTime)
 	for name, value := range map[string]string{
 		"search_path":                         schema,
 		"application_name":                    "turn",
@@ -117,7 +119,13 @@ func Locked(ctx context.Context, pool *sql.DB, name string, f func(tx *sql.Tx) e
 
 // Lock waits for the advisory lock of this name, which the transaction then holds to its end.
 func Lock(ctx context.Context, tx *sql.Tx, name string) error {
-	_, err := tx.ExecContext(ctx, "SELECT pg_advisory_xact_lock(hashtextextended($1, 0))",
-		"turnstone "+name)
+	_, err := LockAt(ctx, tx, name)
 	return err
+}
+
+// LockAt is Lock, and returns the database's time after the wait.
+func LockAt(ctx context.Context, tx *sql.Tx, name string) (now time.Time, err error) {
+	err = tx.QueryRowContext(ctx, "SELECT clock_timestamp() FROM "+
+		"pg_advisory_xact_lock(hashtextextended($1, 0))", "turnstone "+name).Scan(&now)
+	return now, err
 }

@@ -28,11 +28,11 @@ func (x *Repo) GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.GCRe
 	if err := cs.DB.NotShared("garbage collection"); err != nil {
 		return nil, err
 	}
-	if req.Now.IsZero() {
-		req.Now = time.Now()
-	}
-	rule := session.Rule{Now: req.Now, Anonymous: req.KeepAnonymous,
+	rule := session.Rule{Now: req.Now, Anonymous: req.KeepAnonymous, // zero: the database's time
 		Unreachable: req.KeepUnreachable}
+	if req.Now.IsZero() {
+		req.Now = time.Now() // keys are this machine's
+	}
 	rep := &turnstone.GCReport{DryRun: req.DryRun}
 	forget := cs.DB.Prune
 	if req.DryRun {

@@ -120,7 +120,7 @@ func (s *Store) get(ctx context.Context, i id) ([]byte, error) {
 		return nil, err
 	}
 	var lastErr error
-	for _, prepare := range []func(context.Context) error{nil, s.refresh, s.adopt} {
+	for _, prepare := range []func(context.Context) error{nil, s.refresh, s.adopt, s.adoptLate} {
 		if prepare != nil {
 			if err := prepare(ctx); err != nil {
 				return nil, err
@@ -235,6 +235,9 @@ func (s *Store) read(ctx context.Context, p place, i id) ([]byte, error) {
 		return nil, err
 	}
 	b, err := s.unpack(stored, p, i)
+	if err != nil && s.packs.Again(ctx, packName(p.pack), stored, int64(p.off)) {
+		b, err = s.unpack(stored, p, i)
+	}
 	if err != nil {
 		return nil, damagedUnless("store.get", subject(p), err)
 	}
@@ -283,6 +286,14 @@ func (s *Store) refresh(context.Context) error {
 // adopt adds packs without an index entry to the index: packs of a process that was killed early,
 // or of another machine.
 func (s *Store) adopt(ctx context.Context) error { return s.locked(ctx, s.adoptLocked) }
+
+// adoptLate is adopt after a wait for packs that a list does not have yet, where there may be any.
+func (s *Store) adoptLate(ctx context.Context) error {
+	if late, ok := s.blobs.(blob.Late); !ok || !late.Settle(ctx) {
+		return nil
+	}
+	return s.adopt(ctx)
+}
 
 // locked calls f with the lock of the index.
 func (s *Store) locked(ctx context.Context, f func(context.Context) error) error {

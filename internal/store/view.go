@@ -139,10 +139,11 @@ func (s *Store) intact(ctx context.Context, p place) error {
 	if err != nil {
 		return err
 	}
-	if err := s.verify(stored, p); err != nil {
-		return damagedUnless("store.get", subject(p), err)
+	err = s.verify(stored, p)
+	if err != nil && s.packs.Again(ctx, packName(p.pack), stored, int64(p.off)) {
+		err = s.verify(stored, p)
 	}
-	return nil
+	return damagedUnless("store.get", subject(p), err)
 }
 
 // verify is intact with the stored form, which is overwritten if the view can open it.
@@ -171,7 +172,7 @@ func (s *Store) verify(stored []byte, p place) error {
 
 // damagedUnless returns an error of kind Integrity, unless err says that the key is not here.
 func damagedUnless(op turnstone.Op, subject string, err error) error {
-	if turnstone.KindOf(err) == turnstone.KindUnavailable {
+	if err == nil || turnstone.KindOf(err) == turnstone.KindUnavailable {
 		return err
 	}
 	return damaged(op, subject, err)

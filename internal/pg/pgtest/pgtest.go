@@ -260,6 +260,32 @@ func (s *Server) signal(sig syscall.Signal) error {
 	return err
 }
 
+// Remember copies the server's files. goBack ends the server and starts it with the copy: what was
+// stored meanwhile is lost, as when a standby that lacks the newest transactions becomes the primary.
+func (s *Server) Remember() (goBack func() error, err error) {
+	old := s.data() + ".old"
+	if err := s.Stop(); err != nil {
+		return nil, err
+	}
+	cp := s.command("cp", "-a", s.data(), old)
+	cp.Path = "/bin/cp"
+	if out, err := cp.CombinedOutput(); err != nil {
+		return nil, fmt.Errorf("cp: %w\n%s", err, out)
+	}
+	return func() error {
+		if err := s.Crash(); err != nil {
+			return err
+		}
+		if err := os.RemoveAll(s.data()); err != nil {
+			return err
+		}
+		if err := os.Rename(old, s.data()); err != nil {
+			return err
+		}
+		return s.Start()
+	}, s.Start()
+}
+
 // Remove ends the server and removes its files.
 func (s *Server) Remove() {
 	_ = s.Crash()

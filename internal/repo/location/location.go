@@ -92,8 +92,18 @@ func claim(ctx context.Context, id string, at blob.Store, where, noted string) e
 		if err := at.Put(ctx, claims+id, strings.NewReader(id), int64(len(id))); err != nil {
 			return wrap(err)
 		}
-		if other, _, err = claimed(ctx, at, id); err != nil {
+		if other, mine, err = claimed(ctx, at, id); err != nil {
 			return wrap(err)
+		}
+		if late, ok := at.(blob.Late); ok && other == "" && !mine && late.Settle(ctx) {
+			if other, mine, err = claimed(ctx, at, id); err != nil {
+				return wrap(err)
+			}
+		}
+		if other == "" && !mine { // then it may lack another's claim, too
+			return wrap(turnstone.Errorf("executor.claim", turnstone.KindUnavailable, "the bucket",
+				"its lists do not have what was stored before").
+				WithHint("check the bucket's server, and try again"))
 		}
 		if other != "" {
 			if err := at.Remove(ctx, claims+id); err != nil {

@@ -40,11 +40,14 @@ func OpenLease(ctx context.Context, at string, o Options) (*Lease, error) {
 func (l *Lease) Close() error { return l.pool.Close() }
 
 // Take begins a term for life unless one lasts, and returns the term and whether it is new. A new term
-// begins after the last write of the earlier one.
+// begins after the last write of the earlier one. Its fence is at least the time in microseconds, so
+// that a database that has lost its newest transactions, such as a standby that became the primary,
+// gives no fence again: a term whose begin is lost would be as good as the next one.
 func (l *Lease) Take(ctx context.Context, holder, address string, life time.Duration) (t Term,
 	taken bool, err error) {
 	t = Term{Holder: holder, Address: address, Left: life}
-	err = l.pool.QueryRowContext(ctx, `UPDATE leader SET fence = fence + 1, holder = $1,
+	err = l.pool.QueryRowContext(ctx, `UPDATE leader SET holder = $1, fence = greatest(fence + 1,
+			CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)),
 		address = $2, until = clock_timestamp() + $3 * interval '1 microsecond'
 		WHERE name = 'controller' AND until <= clock_timestamp() RETURNING fence`, holder, address,
 		life.Microseconds()).Scan(&t.Fence)

@@ -56,6 +56,12 @@ type Syncer interface {
 	Sync(ctx context.Context, folder string) error
 }
 
+// A Late is a Store whose List may lack blobs that others have put a moment ago.
+type Late interface {
+	// Settle waits for such blobs. It returns false if it has waited a moment ago, or ctx is done.
+	Settle(ctx context.Context) bool
+}
+
 // maxName is supported by every implementation: S3 allows 1024, including the prefix.
 const maxName = 512
 

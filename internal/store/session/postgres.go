@@ -31,8 +31,9 @@ func openShared(ctx context.Context, url, schema string, life time.Duration) (*D
 	if err != nil {
 		return nil, err
 	}
-	d := &postgres{schema: schema}
+	d := &postgres{schema: schema, clock: &clock{steady: time.Now}}
 	db := newDB(d, q, pg.Name(url))
+	db.now = d.clock.now
 	if db.rows, err = d.prepare(ctx, q, life); err != nil {
 		return nil, errors.Join(err, q.Close())
 	}
@@ -45,6 +46,7 @@ func openShared(ctx context.Context, url, schema string, life time.Duration) (*D
 type postgres struct {
 	schema string
 	free   string // a condition for turns without a lease
+	clock  *clock
 }
 
 func (d *postgres) prepare(ctx context.Context, q *sql.DB, life time.Duration) (*lease.Rows, error) {
@@ -55,6 +57,9 @@ func (d *postgres) prepare(ctx context.Context, q *sql.DB, life time.Duration) (
 	if err := pg.Migrate(ctx, q, "sessions", files); err != nil {
 		return nil, err
 	}
+	if err := d.clock.read(ctx, q); err != nil {
+		return nil, d.fault("open", d.schema, err)
+	}
 	return lease.OpenRows(ctx, q, life)
 }
 
@@ -64,7 +69,11 @@ func (*postgres) text(statement string) string { return pg.Placeholders(statemen
 // Transactions are a few statements; the serialization failures that PostgreSQL reports otherwise
 // would be many on the small tables of a tenant.
 func (d *postgres) begin(ctx context.Context, tx *sql.Tx) error {
-	return pg.Lock(ctx, tx, "sessions "+d.schema)
+	now, err := pg.LockAt(ctx, tx, "sessions "+d.schema)
+	if err == nil {
+		d.clock.set(now)
+	}
+	return err
 }
 
 func (*postgres) view() *sql.TxOptions {

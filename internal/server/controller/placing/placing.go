@@ -180,6 +180,7 @@ func (f *Fleet) Shares(node string) (all []*v1.PoolShare) {
 func report(n *v1.Node) fleet.Report {
 	r := fleet.Report{Capacity: resources(n.GetCapacity()), Used: resources(n.GetUsed()),
 		Makes: max(2, int(n.GetCapacity().GetCpus())), Free: n.GetAvailableMemory(),
+		DiskFull:   n.GetDiskFull(),
 		Substrates: n.GetSubstrates(), Version: n.GetVersion(), Drains: n.GetDraining()}
 	r.Capacity.CPUs *= uint64(max(1, n.GetCpuShares()))
 	if len(n.GetWarm()) > 0 {

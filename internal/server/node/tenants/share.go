@@ -155,6 +155,12 @@ func (s *State) Room() error {
 	return nil
 }
 
+// Full reports whether the disk of the state directory is nearly full, as Room does for tenants.
+func (s *Set) Full() bool {
+	c, err := config.Load(s.root.Root)
+	return err == nil && diskspace.Room(s.root.Root, c.Limits.FreeSpace) != nil
+}
+
 // IsImage reports whether ref is the reference of a registry's image, which a template's name is not.
 func IsImage(ref string) bool { return template.IsImage(ref) && template.CheckName(ref) == nil }
 

@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/channel"
+	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/remote/atnode"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/node"
@@ -248,5 +249,21 @@ func TestDrain(t *testing.T) {
 	}
 	if _, err := s.Of(t.Context(), "new"); turnstone.KindOf(err) != turnstone.KindUnavailable {
 		t.Errorf("a new tenant: %v", err)
+	}
+}
+
+// TestFull: the disk of a server is full when it has less room than its configuration keeps free.
+func TestFull(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, 0)
+	for _, text := range []string{"0", "1000T", "1"} {
+		want := text == "1000T"
+		conf := "[limits]\nfree_space = \"" + text + "\"\n"
+		if err := os.WriteFile(filepath.Join(dir, config.File), []byte(conf), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.Full(); got != want {
+			t.Errorf("with %s to keep free: %t", text, got)
+		}
 	}
 }

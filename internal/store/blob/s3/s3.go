@@ -15,6 +15,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/minio/minio-go/v7"
@@ -22,6 +23,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/blob"
+	"turnstone.dev/turnstone/internal/store/blob/s3/pace"
 )
 
 // Options locate the blobs. They contain no credentials, which come from AWS_ACCESS_KEY_ID and
@@ -33,6 +35,7 @@ type Options struct {
 	Region   string
 	Bucket   string
 	Prefix   string // prefix of all names, without "/" at its ends; may be empty
+	Pace     pace.Options
 }
 
 // ParseURL parses s3://BUCKET/PREFIX. The endpoint is AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, or
@@ -74,11 +77,18 @@ func ParseURL(s string) (Options, error) {
 // repeated.
 type Store struct {
 	client *minio.Core
+	server *pace.Transport
 	bucket string
 	prefix string // with a trailing "/", or empty
+
+	settling sync.Mutex
+	settles  time.Time // the begin of the last Settle
 }
 
-var _ blob.Store = (*Store)(nil)
+var (
+	_ blob.Store = (*Store)(nil)
+	_ blob.Late  = (*Store)(nil)
+)
 
 // partSize is the size of a request, and of the buffer for a reader that cannot be read again. Four
 // parts are sent concurrently.
@@ -90,20 +100,26 @@ func Open(o Options) (*Store, error) {
 		&credentials.EnvAWS{}, &credentials.FileAWSCredentials{},
 		&credentials.IAM{Client: &http.Client{Timeout: 5 * time.Second}},
 	})
+	base, err := minio.DefaultTransport(!o.Insecure)
+	if err != nil {
+		return nil, turnstone.NewError("blob.open", turnstone.KindUnavailable, o.Endpoint, err)
+	}
+	server := pace.New(base, o.Pace)
 	c, err := minio.NewCore(o.Endpoint,
-		&minio.Options{Creds: chain, Secure: !o.Insecure, Region: o.Region})
+		&minio.Options{Creds: chain, Secure: !o.Insecure, Region: o.Region, Transport: server})
 	if err != nil {
 		return nil, turnstone.NewError("blob.open", turnstone.KindInvalid, o.Endpoint, err).
 			WithHint("write the endpoint as a host, or HOST:PORT")
 	}
-	s := &Store{client: c, bucket: o.Bucket}
+	s := &Store{client: c, server: server, bucket: o.Bucket}
 	if o.Prefix != "" {
 		s.prefix = o.Prefix + "/"
 	}
 	return s, nil
 }
 
-// Put implements blob.Store.
+// Put implements blob.Store. It asks the server for the blob before it returns: an answer alone does
+// not make a blob durable.
 func (s *Store) Put(ctx context.Context, name string, r io.Reader, size int64) error {
 	const op = "blob.put"
 	if err := blob.Begin(ctx, op, name); err != nil {
@@ -113,16 +129,29 @@ func (s *Store) Put(ctx context.Context, name string, r io.Reader, size int64) e
 	if err != nil {
 		return blob.Error(op, name, err)
 	}
-	source := &watched{r: r}
-	if ra, ok := r.(readSeekerAt); ok {
-		_, err = s.client.Client.PutObject(ctx, s.bucket, s.prefix+name, ra, size, putOptions())
-	} else {
-		_, err = s.client.Client.PutObject(ctx, s.bucket, s.prefix+name, source, size, putOptions())
-		if source.err != nil { // the library's error does not contain the cause
-			err = source.err
+	ctx, end := pace.Begin(ctx)
+	defer end()
+	ra, repeats := r.(readSeekerAt)
+	for try := 1; ; try++ {
+		if repeats {
+			_, err = s.client.Client.PutObject(ctx, s.bucket, s.prefix+name,
+				io.NewSectionReader(ra, 0, size), size, putOptions())
+		} else {
+			source := &watched{r: r}
+			_, err = s.client.Client.PutObject(ctx, s.bucket, s.prefix+name, source, size,
+				putOptions())
+			if source.err != nil { // the library's error does not contain the cause
+				err = source.err
+			}
+		}
+		if err != nil {
+			return s.fail(ctx, op, name, err)
+		}
+		err = s.confirm(ctx, op, name, size)
+		if err == nil || !errors.Is(err, errNotStored) || !repeats || try == maxPuts {
+			return err
 		}
 	}
-	return s.fail(ctx, op, name, err)
 }
 
 func putOptions() minio.PutObjectOptions {
@@ -236,7 +265,23 @@ func (s *Store) Get(ctx context.Context, name string, off, n int64) (io.ReadClos
 	if n == 0 { // HTTP has no empty range
 		return s.empty(ctx, op, name, off)
 	}
-	rc, length, err := s.request(ctx, op, name, off, n)
+	ctx, end := pace.Begin(ctx)
+	rd, err := s.get(ctx, op, name, off, n, end)
+	if err != nil {
+		end()
+	}
+	return rd, err
+}
+
+// get opens a range that is not empty; its reader calls end.
+func (s *Store) get(ctx context.Context, op turnstone.Op, name string, off, n int64,
+	end context.CancelFunc) (io.ReadCloser, error) {
+	var rc io.ReadCloser
+	var length int64
+	err := s.present(ctx, func() (err error) {
+		rc, length, err = s.request(ctx, op, name, off, n)
+		return err
+	})
 	code := minio.ToErrorResponse(err).StatusCode
 	if code == http.StatusRequestedRangeNotSatisfiable {
 		if n > 0 {
@@ -247,12 +292,14 @@ func (s *Store) Get(ctx context.Context, name string, off, n int64) (io.ReadClos
 			_, err = blob.Range(op, name, off, n, size)
 			return nil, blob.Error(op, name, err)
 		}
-		return s.empty(ctx, op, name, off)
+		rc, err = s.empty(ctx, op, name, off)
+		end()
+		return rc, err
 	}
 	if err != nil {
 		return nil, s.fail(ctx, op, name, err)
 	}
-	return &reader{s: s, ctx: ctx, name: name, rc: rc, off: off, left: length}, nil
+	return &reader{s: s, ctx: ctx, end: end, name: name, rc: rc, off: off, left: length}, nil
 }
 
 // request requests a range and verifies that the answer is the complete range.
@@ -274,8 +321,13 @@ func (s *Store) request(ctx context.Context, op turnstone.Op, name string,
 		return nil, 0, err
 	}
 	size := info.Size
-	if _, total, ok := strings.Cut(header.Get("Content-Range"), "/"); ok {
+	if part, total, ok := strings.Cut(header.Get("Content-Range"), "/"); ok {
 		size, err = strconv.ParseInt(total, 10, 64)
+		if from, _, _ := strings.Cut(part, "-"); from != fmt.Sprintf("bytes %d", off) {
+			err = fmt.Errorf("the server sent another range: %q", header.Get("Content-Range"))
+		}
+	} else if off > 0 || n >= 0 && n < size {
+		err = errors.New("the server sent the whole blob instead of a range")
 	}
 	if err == nil {
 		n, err = blob.Range(op, name, off, n, size)
@@ -300,9 +352,15 @@ func (s *Store) empty(ctx context.Context, op turnstone.Op, name string,
 	return io.NopCloser(bytes.NewReader(nil)), nil
 }
 
-func (s *Store) size(ctx context.Context, op turnstone.Op, name string) (int64, error) {
-	info, err := s.client.StatObject(ctx, s.bucket, s.prefix+name, minio.StatObjectOptions{})
-	return info.Size, s.fail(ctx, op, name, err)
+func (s *Store) size(ctx context.Context, op turnstone.Op, name string) (size int64, err error) {
+	ctx, end := pace.Begin(ctx)
+	defer end()
+	err = s.present(ctx, func() error {
+		info, err := s.client.StatObject(ctx, s.bucket, s.prefix+name, minio.StatObjectOptions{})
+		size = info.Size
+		return err
+	})
+	return size, s.fail(ctx, op, name, err)
 }
 
 // maxResumes bounds how often a Get requests the rest after a broken connection.
@@ -312,6 +370,7 @@ const maxResumes = 3
 type reader struct {
 	s         *Store
 	ctx       context.Context
+	end       context.CancelFunc
 	name      string
 	rc        io.ReadCloser
 	off, left int64
@@ -347,7 +406,10 @@ func (r *reader) Read(p []byte) (int, error) {
 	}
 }
 
-func (r *reader) Close() error { return r.rc.Close() }
+func (r *reader) Close() error {
+	defer r.end()
+	return r.rc.Close()
+}
 
 // List implements blob.Store.
 func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, error] {
@@ -357,7 +419,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 			return // no name begins with this prefix
 		}
 		// A caller that stops early must not leave a request behind.
-		short, cancel := context.WithCancel(ctx)
+		short, cancel := pace.Begin(ctx)
 		defer cancel()
 		if err := ctx.Err(); err != nil {
 			yield(blob.Info{}, blob.Error(op, prefix, err))
@@ -366,7 +428,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 		for o := range s.client.ListObjectsIter(short, s.bucket,
 			minio.ListObjectsOptions{Prefix: s.prefix + prefix, Recursive: true}) {
 			if o.Err != nil {
-				yield(blob.Info{}, s.fail(ctx, op, prefix, o.Err))
+				yield(blob.Info{}, s.fail(short, op, prefix, o.Err))
 				return
 			}
 			name, ok := strings.CutPrefix(o.Key, s.prefix)
@@ -377,8 +439,8 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[blob.Info, er
 				return
 			}
 		}
-		if err := ctx.Err(); err != nil {
-			yield(blob.Info{}, blob.Error(op, prefix, err))
+		if err := short.Err(); err != nil { // the sequence may have ended early
+			yield(blob.Info{}, s.fail(short, op, prefix, err))
 		}
 	}
 }
@@ -389,6 +451,8 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	if err := blob.Begin(ctx, op, name); err != nil {
 		return err
 	}
+	ctx, end := pace.Begin(ctx)
+	defer end()
 	err := s.fail(ctx, op, name, s.client.RemoveObject(ctx, s.bucket, s.prefix+name,
 		minio.RemoveObjectOptions{}))
 	if turnstone.KindOf(err) == turnstone.KindNotFound &&
@@ -401,47 +465,12 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 // Check reports whether the bucket is usable, for its setup.
 func (s *Store) Check(ctx context.Context) error {
 	const op = "blob.check"
+	ctx, end := pace.Begin(ctx)
+	defer end()
 	ok, err := s.client.BucketExists(ctx, s.bucket)
 	if err == nil && !ok {
 		err = minio.ErrorResponse{Code: minio.NoSuchBucket, Message: "the bucket does not exist",
 			StatusCode: http.StatusNotFound}
 	}
 	return s.fail(ctx, op, s.bucket, err)
-}
-
-// full has the codes of servers whose quota or disk is full. They answer with various statuses: Ceph
-// with 403, MinIO with 400 and 507.
-var full = map[string]bool{"QuotaExceeded": true, "InsufficientStorage": true,
-	"XMinioStorageFull": true, "XMinioAdminBucketQuotaExceeded": true}
-
-// fail returns err as a typed error.
-func (s *Store) fail(ctx context.Context, op turnstone.Op, name string, err error) error {
-	if err == nil {
-		return nil
-	}
-	if ctx.Err() != nil {
-		return blob.Error(op, name, ctx.Err())
-	}
-	var typed *turnstone.Error
-	if errors.As(err, &typed) {
-		return blob.Error(op, name, err)
-	}
-	e := turnstone.NewError(op, turnstone.KindUnavailable, s.bucket+"/"+s.prefix+name, err)
-	switch r := minio.ToErrorResponse(err); {
-	case r.Code == minio.NoSuchBucket:
-		e.Kind, e.Hint = turnstone.KindNotFound, "create the bucket first"
-	case r.StatusCode == http.StatusNotFound, r.Code == minio.NoSuchKey:
-		e.Kind = turnstone.KindNotFound
-	case r.StatusCode == http.StatusInsufficientStorage, full[r.Code]:
-		e.Kind, e.Hint = turnstone.KindExhausted, "free space in the bucket, such as with turn gc, "+
-			"or raise its quota"
-	case r.StatusCode == http.StatusTooManyRequests, r.StatusCode == http.StatusServiceUnavailable:
-		e.Hint = "the bucket's server is busy: try again later"
-	case r.StatusCode == http.StatusForbidden, r.StatusCode == http.StatusUnauthorized:
-		e.Hint = "check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or " +
-			"~/.aws/credentials)"
-	case r.StatusCode == 0:
-		e.Hint = "check that the endpoint is reachable: AWS_ENDPOINT_URL_S3, or else AWS's own"
-	}
-	return e
 }

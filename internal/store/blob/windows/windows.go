@@ -75,6 +75,16 @@ func (r *Reader) Fill(ctx context.Context, name string, p []byte, off int64) err
 	return nil
 }
 
+// Again is ReadAt for bytes that were not those of the blob, and drops its windows: a server may send
+// what it does not store. It returns false if the bytes cannot be others, or cannot be read.
+func (r *Reader) Again(ctx context.Context, name string, p []byte, off int64) bool {
+	if r.ranges != nil {
+		return false
+	}
+	r.Forget(name)
+	return r.Fill(ctx, name, p, off) == nil
+}
+
 // window returns the n-th window of a blob, with at least its bytes up to end.
 func (r *Reader) window(ctx context.Context, name string, n, end int64) ([]byte, error) {
 	key := windowKey{name, n}

@@ -42,8 +42,11 @@ type Started struct {
 	log   bytes.Buffer
 	proxy *httptest.Server
 
-	mu    sync.Mutex
-	fault func(w http.ResponseWriter, r *http.Request) bool
+	mu      sync.Mutex
+	fault   func(w http.ResponseWriter, r *http.Request) bool
+	plan    Plan
+	release chan struct{} // closed at the end of a plan
+	newest  string        // the key of the last PUT
 }
 
 // Start starts an S3 server. End ends it.
@@ -81,20 +84,35 @@ func Start(o Options) (*Started, error) {
 		r.SetURL(target)
 		r.Out.Host = r.In.Host // which is signed
 	}})
-	s.proxy = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s.mu.Lock()
-		fault := s.fault
-		s.mu.Unlock()
-		if fault == nil || !fault(w, r) {
-			forward.ServeHTTP(w, r)
-		}
-	}))
+	s.proxy = httptest.NewServer(s.handler(forward))
 	s.URL = s.proxy.URL
 	if err := s.answers(); err != nil {
 		s.End()
 		return nil, err
 	}
 	return s, nil
+}
+
+// handler is the proxy.
+func (s *Started) handler(forward http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.mu.Lock()
+		fault, plan, f := s.fault, s.plan, faulty{forward, s.release, s.newest}
+		if r.Method == http.MethodPut {
+			s.newest = keyOf(r)
+		}
+		s.mu.Unlock()
+		if fault != nil && fault(w, r) {
+			return
+		}
+		if plan != nil {
+			if p := plan(r); p != None {
+				f.serve(w, r, p)
+				return
+			}
+		}
+		forward.ServeHTTP(w, r)
+	})
 }
 
 // answers waits until the server answers.
@@ -112,6 +130,7 @@ func (s *Started) answers() error {
 
 // End ends the server and the proxy.
 func (s *Started) End() {
+	s.Plan(nil)
 	s.proxy.CloseClientConnections()
 	s.proxy.Close()
 	_ = s.cmd.Process.Kill()

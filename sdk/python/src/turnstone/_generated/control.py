@@ -1091,6 +1091,7 @@ Node = TypedDict(
         "warm": "list[WarmKind]",
         "draining": "bool",
         "availableMemory": "str",
+        "diskFull": "bool",
     },
     total=False,
 )
@@ -1676,6 +1677,7 @@ MESSAGES: dict[str, dict[str, Field]] = {
         "warm": Field(10, "message", "list", "turnstone.v1.WarmKind"),
         "draining": Field(11, "bool", "one", ""),
         "availableMemory": Field(12, "uint64", "one", ""),
+        "diskFull": Field(13, "bool", "one", ""),
     },
     "turnstone.v1.WarmKind": {
         "tenant": Field(1, "string", "one", ""),
