@@ -18,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	metrics "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/kube/agents"
 	"turnstone.dev/turnstone/internal/kube/steady"
 )
@@ -79,25 +78,8 @@ func TestBadTimes(t *testing.T) {
 // each claim that is refused says why, and costs the API server few writes.
 func (w *world) flood(t *testing.T) {
 	const many, quota = 200, 20
-	made := 0
 	w.server.mu.Lock()
-	w.server.step = func(what string, after bool) error {
-		if what != "create" || after {
-			return nil
-		}
-		w.server.mu.Lock()
-		defer w.server.mu.Unlock()
-		made = 0
-		for _, b := range w.server.boxes {
-			if b.tenant == "flood" {
-				made++
-			}
-		}
-		if made >= quota {
-			return w.refusal(quota)
-		}
-		return nil
-	}
+	w.server.quota = map[string]int{"flood": quota}
 	w.server.mu.Unlock()
 	for _, ns := range []string{"flood", "quiet"} {
 		w.must(w.admin.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}))
@@ -133,12 +115,6 @@ func (w *world) flood(t *testing.T) {
 	if most > 8 { // Sandbox, its status, the claim's status; some of them twice
 		t.Errorf("the operator wrote %d times about one claim", most)
 	}
-}
-
-// refusal is the answer of a server whose quota is used up.
-func (w *world) refusal(quota int) error {
-	return turnstone.Errorf("quota.check", turnstone.KindExhausted, "tenant flood",
-		"the limit of its sandboxes is %d", quota).WithHint("remove a sandbox")
 }
 
 // answered reports whether all claims of the flood have an answer, and as many as the quota a sandbox.
@@ -196,4 +172,3 @@ func (w *world) outage(t *testing.T, starts *atomic.Int64) {
 		t.Errorf("the operator started %d times", n-before)
 	}
 }
-
