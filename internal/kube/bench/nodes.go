@@ -44,7 +44,9 @@ func startNodes(ctx context.Context, dir string, count int, to connectv1.Control
 		}
 		mux := http.NewServeMux()
 		mux.Handle(connectv1.NewNodeServiceHandler(n, serve.HandlerOptions(nil)...))
-		s := &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
+		var protocols http.Protocols
+		protocols.SetUnencryptedHTTP2(true)
+		s := &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute, Protocols: &protocols}
 		go func() { _ = s.Serve(l) }()
 		context.AfterFunc(ctx, func() { _ = s.Close() })
 		if err := n.register(ctx, to); err != nil {
