@@ -187,7 +187,9 @@ bench: setup-bench build ## measure speed and size; print markdown
 	$(GO) test -c -trimpath -o .cache/floors/ ./internal/driver/gvisor ./internal/driver/qemu ./internal/driver/firecracker \
 		./internal/server/gateway ./internal/server/node ./internal/server/node/warm ./internal/pool ./client ./internal/ui \
 		./internal/fleet ./internal/fleet/sim ./internal/server/controller/usage
-	.cache/bench -turn bin/turn -floors .cache/floors $(if $(TEST_KERNEL),-kernel '$(TEST_KERNEL)') $(if $(ONLY),-only $(ONLY)) $(if $(RUNS),-runs $(RUNS)) $(if $(CORPUS),-groups $(CORPUS)) $(if $(TIER),-tier $(TIER))
+	@case ",$(or $(ONLY),kubernetes)," in *,kubernetes,*) \
+		$(GO) build -trimpath -buildvcs=false -o .cache/kube-bench ./internal/kube/bench && .cache/kube-bench -bin bin;; esac
+	@[ '$(ONLY)' = kubernetes ] || .cache/bench -turn bin/turn -floors .cache/floors $(if $(TEST_KERNEL),-kernel '$(TEST_KERNEL)') $(if $(ONLY),-only $(ONLY)) $(if $(RUNS),-runs $(RUNS)) $(if $(CORPUS),-groups $(CORPUS)) $(if $(TIER),-tier $(TIER))
 
 .PHONY: fuzz
 fuzz: build ## fuzz every decoder for FUZZTIME each (default 10s)

@@ -28,6 +28,7 @@ import (
 	"turnstone.dev/turnstone/internal/kube/agents"
 	"turnstone.dev/turnstone/internal/kube/control"
 	"turnstone.dev/turnstone/internal/kube/router"
+	"turnstone.dev/turnstone/internal/kube/steady"
 	"turnstone.dev/turnstone/internal/server/config"
 )
 
@@ -110,23 +111,26 @@ func run(ctx context.Context, f flags) error {
 	if o.Cluster, err = cluster(ctx, cfg); err != nil {
 		return err
 	}
-	m, err := newManager(cfg, f, to)
-	if err != nil {
-		return err
-	}
-	if err := agents.Add(m, o); err != nil {
-		return err
-	}
-	if err := f.Machines.add(m, to, log); err != nil {
-		return err
-	}
-	if f.Router != "off" {
-		if err := m.Add(&listener{f.Router, router.New(router.Options{Server: to, Cluster: o.Cluster, Log: log,
-			Network: f.Network}), log}); err != nil {
+	start := func(ctx context.Context) error {
+		m, err := newManager(cfg, f, to)
+		if err != nil {
 			return err
 		}
+		if err := agents.Add(m, o); err != nil {
+			return err
+		}
+		if err := f.Machines.add(m, to, log); err != nil {
+			return err
+		}
+		if f.Router != "off" {
+			if err := m.Add(&listener{f.Router, router.New(router.Options{Server: to, Cluster: o.Cluster, Log: log,
+				Network: f.Network}), log}); err != nil {
+				return err
+			}
+		}
+		return m.Start(ctx)
 	}
-	return m.Start(ctx)
+	return steady.Keep(ctx, log, start)
 }
 
 // newManager returns a manager without controllers.

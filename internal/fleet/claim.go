@@ -125,6 +125,19 @@ func (f *Fleet) Place(now time.Duration, need Need) (Reservation, Verdict) {
 	return r, Placed
 }
 
+// Hold reserves room for a machine that an earlier controller placed, and which the numbers of its node
+// may not have yet. It counts as long as after Done, because nobody will say when it ends.
+func (f *Fleet) Hold(now time.Duration, name, tenant string, counts Resources) {
+	n := f.nodes[name]
+	if n == nil {
+		return
+	}
+	f.last++
+	n.reserved = append(n.reserved, Reservation{ID: f.last, Node: name, tenant: tenant, counts: counts,
+		at: now, done: true, ended: now})
+	n.sum = n.sum.plus(counts)
+}
+
 // choose returns the best node, or why there is none.
 func (f *Fleet) choose(now time.Duration, need Need) (*node, Verdict) {
 	if need.Node != "" {

@@ -72,7 +72,11 @@ func (r *claims) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result, er
 		}
 	case no == nil:
 		after = left
-		if err := r.grant(ctx, c, t); err != nil && !errors.As(err, &no) {
+		err := r.grant(ctx, c, t)
+		if errors.Is(err, errEarly) {
+			return ctrl.Result{RequeueAfter: early}, nil
+		}
+		if err != nil && !errors.As(err, &no) {
 			return ctrl.Result{}, err
 		}
 	}
@@ -155,6 +159,12 @@ func (r *claims) expire(ctx context.Context, c *extv1.SandboxClaim) (deleted boo
 	return false, nil
 }
 
+// early is how long a claim whose Sandbox is new has no status: mostly the next event says that it is
+// ready, and a write is saved.
+const early = 3 * time.Second
+
+var errEarly = errors.New("the Sandbox is new")
+
 // grant makes the Sandbox of a claim if it is missing, and the claim's status what the Sandbox's is.
 func (r *claims) grant(ctx context.Context, c *extv1.SandboxClaim, t *extv1.SandboxTemplate) error {
 	s := &sandboxv1.Sandbox{}
@@ -180,6 +190,9 @@ func (r *claims) grant(ctx context.Context, c *extv1.SandboxClaim, t *extv1.Sand
 	c.Status.SandboxStatus = extv1.SandboxStatus{Name: s.Name, PodIPs: s.Status.PodIPs,
 		ServiceFQDN: s.Status.ServiceFQDN}
 	is := ready(s.Status.Conditions)
+	if is.Reason == "" && len(c.Status.Conditions) == 0 && time.Since(s.CreationTimestamp.Time) < early {
+		return errEarly
+	}
 	if is.Reason == "" || !s.DeletionTimestamp.IsZero() {
 		is = metav1.Condition{Status: metav1.ConditionFalse, Reason: reasonNotReady, Message: "its Sandbox is not ready"}
 	}

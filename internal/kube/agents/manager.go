@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/kube/steady"
 )
 
 // Scheme returns the kinds of objects that are served.
@@ -37,6 +38,8 @@ const (
 	// parallel bounds the objects of a kind that are followed at the same time: a sandbox may wait for
 	// its image.
 	parallel = 64
+	// ofOne is how many of these may be of one namespace.
+	ofOne = 48
 	// poolEvery is the time between two looks at a pool.
 	poolEvery = 5 * time.Second
 	// sweepEvery is the time between two sweeps, and sweepAge the age of what they look at.
@@ -47,11 +50,12 @@ const (
 // Add makes a manager serve the objects.
 func Add(m manager.Manager, o *Options) error {
 	skip := true // names of controllers are of one process here, which may have several managers
-	many := controller.Options{MaxConcurrentReconciles: parallel, SkipNameValidation: &skip}
+	many := controller.Options{MaxConcurrentReconciles: parallel, SkipNameValidation: &skip,
+		NewQueue: steady.NewQueue}
 	boxes := &sandboxes{o: o, to: m.GetClient(), live: m.GetAPIReader()}
 	if err := ctrl.NewControllerManagedBy(m).For(&sandboxv1.Sandbox{}).
 		Watches(&extv1.SandboxClaim{}, handler.EnqueueRequestsFromMapFunc(sameName)).
-		WithOptions(many).Complete(boxes); err != nil {
+		WithOptions(many).Complete(steady.Share(ofOne, boxes)); err != nil {
 		return err
 	}
 	of := &claims{o: o, to: m.GetClient()}

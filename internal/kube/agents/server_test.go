@@ -23,6 +23,7 @@ type server struct {
 	keys    map[string]string // of creations, to IDs
 	created int
 	targets map[string]int32 // of pools
+	quota   map[string]int   // sandboxes of a tenant; nil: any
 	// step is called before and after each effect; an error is the caller's answer.
 	step func(what string, after bool) error
 }
@@ -65,6 +66,10 @@ func (s *server) Create(_ context.Context, namespace string, r *v1.CreateSandbox
 			out = proto.Clone(&b.Sandbox).(*v1.Sandbox)
 			return nil
 		}
+		if most, has := s.quota[namespace]; has && s.held(namespace) >= most {
+			return turnstone.Errorf("quota.check", turnstone.KindExhausted, "tenant "+namespace,
+				"the limit of its sandboxes is %d", most).WithHint("remove a sandbox")
+		}
 		s.created++
 		id := fmt.Sprintf("sb_%d", s.created)
 		b := &box{tenant: namespace, request: proto.Clone(r).(*v1.CreateSandboxRequest)}
@@ -75,6 +80,16 @@ func (s *server) Create(_ context.Context, namespace string, r *v1.CreateSandbox
 		return nil
 	})
 	return out, err
+}
+
+// held counts the sandboxes of a tenant. The caller holds mu.
+func (s *server) held(namespace string) (n int) {
+	for _, b := range s.boxes {
+		if b.tenant == namespace {
+			n++
+		}
+	}
+	return n
 }
 
 func (s *server) List(_ context.Context, namespace string, metadata map[string]string) (all []*v1.Sandbox, err error) {

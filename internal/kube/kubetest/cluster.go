@@ -26,6 +26,7 @@ type Cluster struct {
 	dir  string
 	auth *authority
 	port int
+	kv   string // the address of etcd for clients
 	etcd *program
 	api  *program
 
@@ -78,6 +79,7 @@ func (c *Cluster) start(ctx context.Context, p Programs) error {
 	client := fmt.Sprintf("https://127.0.0.1:%d", ports[0])
 	peer := fmt.Sprintf("http://127.0.0.1:%d", ports[1])
 	f := c.auth.path
+	c.kv = client
 	c.etcd, err = startProgram(p.Etcd, c.dir, "--name=test", "--data-dir="+filepath.Join(c.dir, "data"),
 		"--listen-client-urls="+client, "--advertise-client-urls="+client, "--listen-peer-urls="+peer,
 		"--initial-advertise-peer-urls="+peer, "--initial-cluster=test="+peer, "--unsafe-no-fsync",

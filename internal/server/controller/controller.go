@@ -107,11 +107,12 @@ type Controller struct {
 	tasks sync.WaitGroup
 	leave func() // ends that the verifier follows the publisher
 
-	// commit is held while a record is changed and the change is noted, so that notes have the
-	// order of changes.
+	// commit is held while a record is changed and the change is noted, so that notes about an object
+	// have the order of its changes. Changes of different objects share a commit of the records.
 	commit fair.Mutex
-	// gate lets one creation at a time choose a node and record it: two new objects of one new
-	// session must not get two nodes. Creations without a node wait there.
+	// gate lets one creation at a time choose a node and count against its quota. What is part of a
+	// session that is new is also recorded there: two objects of it must not get two nodes. The others
+	// are recorded outside, many together. Creations without a node wait there.
 	gate   *fair.Gate
 	quotas *quota.Book
 
@@ -182,11 +183,24 @@ func (c *Controller) around(inner ...connect.Interceptor) []connect.Interceptor 
 	return slices.Concat(c.o.Around, inner)
 }
 
-// committing runs f for a tenant, or for a node if it is empty, with the lock of changes.
-func (c *Controller) committing(ctx context.Context, tenant string, f func() error) (err error) {
+// committing runs f for a tenant, or for a node if it is empty, with the lock of changes of these
+// objects; without objects, of all. The change of a session is one of all objects: they may be in it.
+func (c *Controller) committing(ctx context.Context, tenant string, f func() error,
+	of ...records.Object) (err error) {
+	names := make([]string, len(of))
+	for i, o := range of {
+		if names[i] = lockOf(o); o.Kind == records.Session {
+			names = nil
+			break
+		}
+	}
 	fair.Rest(ctx, func() {
-		c.commit.Lock(tenant)
-		defer c.commit.Unlock()
+		if len(names) == 0 {
+			c.commit.Lock(tenant)
+			defer c.commit.Unlock()
+		} else {
+			defer c.commit.LockNames(tenant, names...)()
+		}
 		err = f()
 	})
 	return err

@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"connectrpc.com/connect"
 
@@ -99,6 +100,13 @@ func lockOf(o records.Object) string { return string(o.Kind) + o.ID }
 func (c *Controller) plan(ctx context.Context, tenant string, n creation) (made []records.Object,
 	old bool, done func(), err error) {
 	if n.key != nil {
+		// Of calls with one key the first counts against the quota, and the others find its objects.
+		var unlock func()
+		fair.Rest(ctx, func() { unlock, err = c.calls.Lock(ctx, n.key.Tenant+" "+n.key.Method+" "+n.key.Key) })
+		if err != nil {
+			return nil, false, nil, err
+		}
+		defer unlock()
 		made, err = c.o.Records.Used(ctx, *n.key)
 		if err != nil {
 			return nil, false, nil, err
@@ -112,71 +120,103 @@ func (c *Controller) plan(ctx context.Context, tenant string, n creation) (made 
 	if err := c.quotas.Check(tenant, c.ledger.Standing(tenant), n.want); err != nil {
 		return nil, false, nil, err
 	}
+	var x planned
 	try := func() error {
 		err := c.quotas.Check(tenant, c.ledger.Standing(tenant), n.want)
 		if err == nil && !counted {
 			err, counted = c.quotas.TakeTurn(tenant), true
 		}
 		if err == nil {
-			made, old, done, err = c.planNow(ctx, tenant, n)
+			x, err = c.choose(ctx, tenant, n)
+		}
+		if err == nil && x.inNew() {
+			made, old, done, err = c.record(ctx, tenant, n, x)
 		}
 		return err
 	}
 	fair.Rest(ctx, func() {
 		err = c.gate.Enter(ctx, tenant, max(n.want.Sandboxes, 1)*max(n.want.Each.CPUs, 1), try)
 	})
+	if err == nil && done == nil {
+		made, old, done, err = c.record(ctx, tenant, n, x)
+	}
 	return made, old, done, err
 }
 
-// planNow is plan without a wait, for a key that was not used.
-func (c *Controller) planNow(ctx context.Context, tenant string, n creation) (made []records.Object,
-	old bool, done func(), err error) {
-	planned, err := n.plan(ctx)
+// planned are objects that count, and have no record yet.
+type planned struct {
+	all  []records.Object
+	done func() // ends what is held for them, after their node was asked, or will not be
+}
+
+// inNew reports whether objects are sessions, or part of one that has no record yet.
+func (x planned) inNew() bool {
+	return slices.ContainsFunc(x.all, func(o records.Object) bool {
+		return o.Kind == records.Session || o.Session != "" && !message.IsSessionID(o.Session)
+	})
+}
+
+// choose plans objects: from now on they count against the quota, and have room at their node.
+func (c *Controller) choose(ctx context.Context, tenant string, n creation) (x planned, err error) {
+	all, err := n.plan(ctx)
 	if err != nil {
-		return nil, false, nil, err
+		return x, err
 	}
 	var undo []func()
-	done = func() {
+	x = planned{all, func() {
 		for _, f := range undo {
 			f()
 		}
-	}
+	}}
 	if n.room != nil {
 		undo = append(undo, func() { c.nodes.free(*n.room, true); c.gate.Wake() })
 	}
-	unlock, err := c.calls.Lock(ctx, lockOf(planned[0])) // before others can find it by the key
+	unlock, err := c.calls.Lock(ctx, lockOf(all[0])) // before others can find it by the key
 	if err != nil {
-		done()
-		return nil, false, nil, err
-	}
-	undo = append(undo, c.pendings.Add(planned[0].Node, ids(planned)...), unlock)
-	err = c.committing(ctx, tenant, func() (err error) {
-		for _, o := range planned {
-			c.ledger.Plan(tenant, usage.RefOf(o), n.want.Each)
-		}
-		made, old, err = c.o.Records.Create(ctx, n.key, planned...)
-		if err != nil || old {
-			for _, o := range planned {
-				c.ledger.Drop(usage.RefOf(o))
-			}
-			return err
-		}
-		c.note(made...)
-		return nil
-	})
-	if err != nil || old {
 		if n.room != nil {
 			c.nodes.free(*n.room, false)
 		}
-		done()
+		x.done()
+		return x, err
 	}
-	if err != nil {
+	undo = append(undo, c.pendings.Add(all[0].Node, ids(all)...), unlock)
+	for _, o := range all {
+		c.ledger.Plan(tenant, usage.RefOf(o), n.want.Each)
+	}
+	return x, nil
+}
+
+// record records what was planned, together with what others record now. Without records nothing of
+// the plan counts any more.
+func (c *Controller) record(ctx context.Context, tenant string, n creation, x planned) (
+	made []records.Object, old bool, done func(), err error) {
+	kept := false
+	defer func() { // also after a panic
+		if kept {
+			return
+		}
+		for _, o := range x.all {
+			c.ledger.Drop(usage.RefOf(o))
+		}
+		if n.room != nil {
+			c.nodes.free(*n.room, false)
+		}
+		x.done()
+	}()
+	err = c.committing(ctx, tenant, func() (err error) {
+		if made, old, err = c.o.Records.Create(ctx, n.key, x.all...); err == nil && !old {
+			kept = true
+			c.note(made...)
+		}
+		return err
+	}, x.all...)
+	switch {
+	case err != nil:
 		return nil, false, nil, err
+	case old: // an earlier controller, which still ran, was faster with this key
+		return made, true, c.pendings.Add(made[0].Node, ids(made)...), nil
 	}
-	if old { // another call with this key was faster
-		done = c.pendings.Add(made[0].Node, ids(made)...)
-	}
-	return made, old, done, nil
+	return made, false, x.done, nil
 }
 
 func ids(all []records.Object) (list []string) {

@@ -69,7 +69,9 @@ func TestLockedDatabase(t *testing.T) {
 		_, err := c.sandboxes.CreateSandbox(t.Context(), box("k", 1))
 		made <- err
 	}()
-	w.eventually("the creation waits", func() bool { return w.Controller.gate.Waiting() == 1 })
+	w.eventually("the creation waits", func() bool { // for its commit: it counts already
+		return int(w.ledger.Standing("acme").Held) == len(ids)+1
+	})
 	// More deletions than calls that are worked on at one time.
 	var deleted sync.WaitGroup
 	for _, id := range ids {

@@ -206,7 +206,7 @@ func (c *Controller) learnTemplate(n *node, t *v1.Template, gone bool) {
 // the node does not report it again for a while: a node looks at its folders now and then, and what
 // is taken for lost by mistake is removed.
 func (c *Controller) drain(ctx context.Context, n *node, q *usage.Queue) error {
-	doubted := map[usage.Ref]doubt{}
+	doubted, early := map[usage.Ref]doubt{}, map[usage.Ref]doubt{}
 	look := time.NewTicker(c.o.Times.Gone / 4)
 	defer look.Stop()
 	for {
@@ -217,17 +217,27 @@ func (c *Controller) drain(ctx context.Context, n *node, q *usage.Queue) error {
 		case <-q.Wake:
 			for _, r := range q.Take() {
 				delete(doubted, usage.RefOf(r.Object))
-				if r.Gone && r.Kind == records.Sandbox && !r.State.Final() {
+				delete(early, usage.RefOf(r.Object))
+				switch {
+				case r.Gone && r.Kind == records.Sandbox && !r.State.Final():
 					doubted[usage.RefOf(r.Object)] = doubt{r, time.Now()}
-					continue
+				case c.isEarly(n.name, r):
+					early[usage.RefOf(r.Object)] = doubt{r, time.Now()}
+				default:
+					all = append(all, r)
 				}
-				all = append(all, r)
 			}
 		case <-look.C:
 			for id, d := range doubted {
 				if time.Since(d.since) > c.o.Times.Gone {
 					all = append(all, d.Report)
 					delete(doubted, id)
+				}
+			}
+			for id, d := range early {
+				if !c.isEarly(n.name, d.Report) || time.Since(d.since) > c.o.Times.Gone {
+					all = append(all, d.Report)
+					delete(early, id)
 				}
 			}
 		}
@@ -242,6 +252,13 @@ func (c *Controller) drain(ctx context.Context, n *node, q *usage.Queue) error {
 		}
 		c.removeSurplus(ctx, n, surplus)
 	}
+}
+
+// isEarly reports whether a report is about a sandbox that is there, and whose creation the node has
+// not answered yet. The answer says the same, and is recorded by its call: that saves a change.
+func (c *Controller) isEarly(node string, r message.Report) bool {
+	return r.Kind == records.Sandbox && !r.Gone &&
+		(r.State == records.Ready || r.State == records.Running) && c.pendings.Has(node, r.ID)
 }
 
 // A doubt is a report that waits.
@@ -273,10 +290,14 @@ func (c *Controller) apply(ctx context.Context, node string, all []message.Repor
 	return out.Surplus, err
 }
 
-// reconcile changes records and notes the changes.
+// reconcile changes records and notes the changes. Of a node one list or change is recorded at a time.
 func (c *Controller) reconcile(ctx context.Context, r records.Report) (records.Outcome, error) {
 	for i := range r.Objects {
 		c.inherit(ctx, &r.Objects[i])
+	}
+	of := r.Objects
+	if r.Mark > 0 { // a list: what is missing in it is lost
+		of = nil
 	}
 	var out records.Outcome
 	err := c.committing(ctx, "", func() (err error) {
@@ -292,7 +313,7 @@ func (c *Controller) reconcile(ctx context.Context, r records.Report) (records.O
 			}
 		}
 		return nil
-	})
+	}, of...)
 	return out, err
 }
 
@@ -323,15 +344,18 @@ func (c *Controller) inherit(ctx context.Context, o *records.Object) {
 }
 
 // activity records a change between ready and running, which costs no write to the disk, and
-// reports whether r is no more than that.
+// reports whether r is no more than that, or nothing new.
 func (c *Controller) activity(ctx context.Context, node string, r message.Report) bool {
 	if r.Kind != records.Sandbox || r.State != records.Ready && r.State != records.Running {
 		return false
 	}
 	o, err := c.o.Records.Object(ctx, r.Tenant, r.Kind, r.ID)
 	if err != nil || o.Node != node || o.State != records.Ready && o.State != records.Running ||
-		o.State == r.State || o.Paused != r.Paused || string(o.Detail) != string(r.Detail) {
+		o.Paused != r.Paused || string(o.Detail) != string(r.Detail) {
 		return false
+	}
+	if o.State == r.State {
+		return r.Session == "" || r.Session == o.Session
 	}
 	_, err = c.change(ctx, o, records.Change{State: r.State})
 	return err == nil

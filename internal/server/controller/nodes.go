@@ -159,6 +159,7 @@ func (c *Controller) resume(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	machines := c.ledger.Machines()
 	c.nodes.mu.Lock()
 	defer c.nodes.mu.Unlock()
 	for _, n := range all {
@@ -167,7 +168,7 @@ func (c *Controller) resume(ctx context.Context) error {
 			continue
 		}
 		info.Name = n.Name
-		c.nodes.fleet.Remember(info)
+		c.nodes.fleet.Remember(info, machines[n.Name])
 		c.enter(n.Name, n.Address).info = info
 	}
 	return nil

@@ -209,11 +209,11 @@ func (c *Controller) change(ctx context.Context, o records.Object, ch records.Ch
 			o = after
 		}
 		return err
-	})
+	}, o)
 	return o, err
 }
 
-// note tells of a change. The caller holds commit.
+// note tells of a change. The caller holds commit for the objects.
 func (c *Controller) note(all ...records.Object) {
 	for _, o := range all {
 		c.ledger.Note(o)

@@ -205,38 +205,3 @@ func (h *Share) resume(ctx context.Context) {
 	}
 	h.holds = true
 }
-
-// A Mutex is a lock whose holders follow each other in the order of a Queue. Its zero value is
-// unlocked.
-type Mutex struct {
-	mu    sync.Mutex
-	held  bool
-	queue Queue[*visitor]
-}
-
-// Lock waits for the lock.
-func (m *Mutex) Lock(tenant string) {
-	m.mu.Lock()
-	if !m.held {
-		m.held = true
-		m.mu.Unlock()
-		return
-	}
-	v := &visitor{tenant: tenant, turn: make(chan struct{}, 1)}
-	m.queue.Add(tenant, 1, v)
-	m.mu.Unlock()
-	<-v.turn
-}
-
-// Unlock gives the lock to the next one that waits.
-func (m *Mutex) Unlock() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	v, ok := m.queue.Next()
-	if !ok {
-		m.held = false
-		return
-	}
-	m.queue.Remove(v.tenant, v, true)
-	v.turn <- struct{}{}
-}

@@ -89,6 +89,13 @@ func (p *Pendings) Add(node string, ids ...string) (done func()) {
 	}
 }
 
+// Has reports whether an ID is pending.
+func (p *Pendings) Has(node, id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.now[node][id] > 0
+}
+
 // Collect begins a collection, which end ends.
 func (p *Pendings) Collect(node string) (end func() []string) {
 	p.mu.Lock()

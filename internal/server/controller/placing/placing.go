@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/fleet"
+	"turnstone.dev/turnstone/internal/server/controller/usage"
 	"turnstone.dev/turnstone/internal/server/fair"
 )
 
@@ -98,8 +99,23 @@ func (f *Fleet) Register(info *v1.Node) (before, after fleet.NodeState) {
 	return f.Fleet.Register(f.now(), info.GetName(), report(info))
 }
 
-// Remember adds a node that an earlier controller knew.
-func (f *Fleet) Remember(info *v1.Node) { f.Fleet.Remember(f.now(), info.GetName(), report(info)) }
+// Remember adds a node that an earlier controller knew, with the machines that it has by the records:
+// until it registers, nothing else says what is in use there.
+func (f *Fleet) Remember(info *v1.Node, machines []usage.Machine) {
+	r := report(info)
+	for _, m := range machines {
+		if m.There {
+			r.Used.CPUs, r.Used.Memory, r.Used.Disk = r.Used.CPUs+m.CPUs, r.Used.Memory+m.Memory, r.Used.Disk+m.Disk
+		}
+	}
+	now := f.now()
+	f.Fleet.Remember(now, info.GetName(), r)
+	for _, m := range machines {
+		if !m.There { // the earlier controller has asked the node, or had reserved its room
+			f.Hold(now, info.GetName(), m.Tenant, fleet.Resources{CPUs: m.CPUs, Memory: m.Memory, Disk: m.Disk})
+		}
+	}
+}
 
 // Learn takes a node's numbers.
 func (f *Fleet) Learn(info *v1.Node) { f.Fleet.Learn(f.now(), info.GetName(), report(info)) }

@@ -29,9 +29,11 @@ type Ledger struct {
 	live map[Ref]*entry
 	// sessions has the nodes of objects that have not ended by tenant and session.
 	sessions map[[2]string]map[Ref]string
-	ended    []records.Usage // that are not recorded yet
-	sent     map[string]*sent
-	flushed  time.Time
+	// sums has what the entries of each tenant use together, except what they have sent.
+	sums    map[string]*Standing
+	ended   []records.Usage // that are not recorded yet
+	sent    map[string]*sent
+	flushed time.Time
 }
 
 // sent is what a tenant's machines have sent since a day began. A clock that goes back begins none.
@@ -81,11 +83,12 @@ type entry struct {
 func (l *Ledger) Note(o records.Object) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.live == nil {
-		l.live, l.sessions = map[Ref]*entry{}, map[[2]string]map[Ref]string{}
-	}
+	l.init()
 	r := RefOf(o)
 	e := l.live[r]
+	if e != nil {
+		l.count(r, e, false)
+	}
 	if o.State.Final() {
 		if e == nil {
 			return
@@ -105,6 +108,7 @@ func (l *Ledger) Note(o records.Object) {
 		e = &entry{tenant: o.Tenant}
 		l.live[r] = e
 	}
+	defer func() { l.count(r, e, true) }()
 	e.node = o.Node
 	if e.session != o.Session {
 		l.drop(r, e)
@@ -118,6 +122,36 @@ func (l *Ledger) Note(o records.Object) {
 		}
 	}
 	l.measure(o, e)
+}
+
+// init makes the maps. The caller has l.mu.
+func (l *Ledger) init() {
+	if l.live == nil {
+		l.live, l.sessions = map[Ref]*entry{}, map[[2]string]map[Ref]string{}
+		l.sums = map[string]*Standing{}
+	}
+}
+
+// count adds what an entry uses to its tenant's sum, or takes it away. The caller has l.mu, and counts
+// an entry again after each change.
+func (l *Ledger) count(r Ref, e *entry, more bool) {
+	s := l.sums[e.tenant]
+	if s == nil {
+		s = &Standing{}
+		l.sums[e.tenant] = s
+	}
+	var x Standing
+	x.add(r.Kind, e)
+	if !more { // unsigned numbers wrap around: the sum is right
+		x = Standing{Sandboxes: -x.Sandboxes, Turns: -x.Turns, Held: -x.Held, CPUs: -x.CPUs,
+			Memory: -x.Memory, Disk: -x.Disk, Stored: -x.Stored}
+	}
+	*s = Standing{Sandboxes: s.Sandboxes + x.Sandboxes, Turns: s.Turns + x.Turns, Held: s.Held + x.Held,
+		CPUs: s.CPUs + x.CPUs, Memory: s.Memory + x.Memory, Disk: s.Disk + x.Disk,
+		Stored: s.Stored + x.Stored}
+	if *s == (Standing{}) {
+		delete(l.sums, e.tenant)
+	}
 }
 
 func (l *Ledger) drop(r Ref, e *entry) {
@@ -136,6 +170,11 @@ func (l *Ledger) measure(o records.Object, e *entry) {
 		s := &v1.Sandbox{}
 		message.Decode(o.Detail, s)
 		l.use(e, s.GetUsed())
+		if e.plan == (turnstone.Machine{}) && e.began.IsZero() {
+			// An earlier controller planned it: what it asked for was not recorded.
+			usual := turnstone.DefaultShape()
+			e.plan = turnstone.Machine{CPUs: usual.CPUs, Memory: usual.Memory, Disk: usual.Disk}
+		}
 		if e.began.IsZero() && o.State != records.Creating && o.Detail != nil {
 			e.cpus, e.memory = int(s.GetMachine().GetCpus()), s.GetMachine().GetMemory()
 			e.disk = s.GetMachine().GetDisk()
@@ -230,10 +269,13 @@ func (l *Ledger) NodeOf(tenant, session string) string {
 func (l *Ledger) Plan(tenant string, r Ref, m turnstone.Machine) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.live == nil {
-		l.live, l.sessions = map[Ref]*entry{}, map[[2]string]map[Ref]string{}
+	l.init()
+	if old := l.live[r]; old != nil {
+		l.count(r, old, false)
 	}
-	l.live[r] = &entry{tenant: tenant, plan: m}
+	e := &entry{tenant: tenant, plan: m}
+	l.live[r] = e
+	l.count(r, e, true)
 }
 
 // Drop forgets objects of Plan that have no record.
@@ -241,8 +283,35 @@ func (l *Ledger) Drop(all ...Ref) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range all {
-		delete(l.live, r)
+		if e := l.live[r]; e != nil {
+			l.count(r, e, false)
+			delete(l.live, r)
+		}
 	}
+}
+
+// A Machine is one that a node has, or may have soon.
+type Machine struct {
+	Node, Tenant       string
+	CPUs, Memory, Disk uint64
+	There              bool // the node has answered
+}
+
+// Machines returns the machines that have not ended, by their nodes.
+func (l *Ledger) Machines() map[string][]Machine {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	all := make(map[string][]Machine)
+	for r, e := range l.live {
+		if e.node == "" || r.Kind != records.Sandbox && r.Kind != records.Turn {
+			continue
+		}
+		var s Standing
+		s.add(r.Kind, e)
+		all[e.node] = append(all[e.node], Machine{Node: e.node, Tenant: e.tenant, CPUs: s.CPUs,
+			Memory: s.Memory, Disk: s.Disk, There: !e.began.IsZero()})
+	}
+	return all
 }
 
 // A Standing is what a tenant uses now.
@@ -254,36 +323,35 @@ type Standing struct {
 	Sent               uint64 // bytes, today
 }
 
+// Standing returns what a tenant uses now, at a cost that does not grow with it.
 func (l *Ledger) Standing(tenant string) (s Standing) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s.Sent = l.today(tenant, time.Now()).bytes
-	for r, e := range l.live {
-		if e.tenant != tenant {
-			continue
-		}
-		s.Stored += e.size
-		s.add(r.Kind, e)
-		switch {
-		case r.Kind == records.Sandbox && !e.began.IsZero():
-			s.Sandboxes++
-		case r.Kind == records.Turn && !e.began.IsZero():
-			s.Turns++
-		}
+	if sum := l.sums[tenant]; sum != nil {
+		s = *sum
 	}
+	s.Sent = l.today(tenant, time.Now()).bytes
 	return s
 }
 
+// add adds what an entry uses.
 func (s *Standing) add(k records.Kind, e *entry) {
+	s.Stored += e.size
 	if k == records.Sandbox {
 		s.Held++
 	}
-	if !e.began.IsZero() {
-		s.CPUs, s.Memory, s.Disk = s.CPUs+uint64(e.cpus), s.Memory+e.memory, s.Disk+e.disk
-	} else { // turns that are reserved may all begin at once
+	if e.began.IsZero() { // turns that are reserved may all begin at once
 		s.CPUs += uint64(e.plan.CPUs)
 		s.Memory += uint64(e.plan.Memory)
 		s.Disk += uint64(e.plan.Disk)
+		return
+	}
+	s.CPUs, s.Memory, s.Disk = s.CPUs+uint64(e.cpus), s.Memory+e.memory, s.Disk+e.disk
+	switch k {
+	case records.Sandbox:
+		s.Sandboxes++
+	case records.Turn:
+		s.Turns++
 	}
 }
 

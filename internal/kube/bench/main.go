@@ -1,0 +1,332 @@
+// Command bench measures claims with simulated nodes and a real etcd, kube-apiserver, gateway and
+// controller, and prints markdown: the part kubernetes of make bench. It is apart from the other parts,
+// because it has the libraries of Kubernetes.
+//
+//	go run ./internal/kube/bench -bin bin
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	extv1 "sigs.k8s.io/agent-sandbox/extensions/api/v1beta1"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	metrics "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/kube/agents"
+	"turnstone.dev/turnstone/internal/kube/kubetest"
+	"turnstone.dev/turnstone/internal/testhome"
+)
+
+type bench struct {
+	bin, root                       string
+	nodes, callers, claims, objects int
+	sandboxes                       int
+	server                          *server
+}
+
+func main() {
+	var b bench
+	flag.StringVar(&b.bin, "bin", "bin", "folder of turn and turn-server")
+	flag.StringVar(&b.root, "root", ".", "folder of the checkout")
+	flag.IntVar(&b.nodes, "nodes", 64, "simulated nodes")
+	flag.IntVar(&b.callers, "callers", 64, "callers at one time")
+	flag.IntVar(&b.claims, "claims", 10_000, "claims through the gateway")
+	flag.IntVar(&b.objects, "objects", 500, "SandboxClaim objects")
+	flag.IntVar(&b.sandboxes, "sandboxes", 100_000, "sandboxes for the controller's memory")
+	flag.Parse()
+	if err := b.run(context.Background()); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func (b *bench) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ctrl.SetLogger(logr.Discard())
+	dir, err := os.MkdirTemp("", "turn-kube-*")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	if b.server, err = startServer(ctx, b.bin, dir, "default", b.nodes); err != nil {
+		return err
+	}
+	defer b.server.end()
+	fmt.Printf("## Kubernetes\n\n%d simulated nodes and %d callers in one process, gateway and controller in another "+
+		"(SQLite), etcd and kube-apiserver; load at the beginning %s.\n\n| what | |\n|---|---|\n", b.nodes, b.callers, load())
+	if _, err := b.gateway(ctx, "warm-up", 200); err != nil {
+		return err
+	}
+	used := b.server.cpu()
+	began := time.Now()
+	took, err := b.gateway(ctx, "claims", b.claims)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("| claims in a second through the gateway, of %d (goal: 1,000) | %.0f |\n", b.claims,
+		float64(len(took))/time.Since(began).Seconds())
+	fmt.Printf("| their time, p50 and p99 (goal: 200 ms) | %.0f ms, %.0f ms |\n", quantile(took, 50), quantile(took, 99))
+	fmt.Printf("| processor time of gateway and controller for each | %.2f ms |\n",
+		float64((b.server.cpu()-used).Microseconds())/1000/float64(b.claims))
+	if b.objects > 0 {
+		if err := b.asObjects(ctx, filepath.Join(dir, "cluster")); err != nil {
+			return err
+		}
+	}
+	return b.memory(ctx)
+}
+
+// load returns the computer's load in the last minute.
+func load() string {
+	text, _ := os.ReadFile("/proc/loadavg")
+	one, _, _ := strings.Cut(string(text), " ")
+	return one
+}
+
+// gateway creates sandboxes through the gateway, and returns how long each creation took.
+func (b *bench) gateway(ctx context.Context, name string, count int) ([]time.Duration, error) {
+	var all sync.WaitGroup
+	var next atomic.Int64
+	var failed atomic.Pointer[error]
+	took := make([]time.Duration, count)
+	for range b.callers {
+		all.Go(func() {
+			for n := int(next.Add(1)) - 1; n < count && failed.Load() == nil; n = int(next.Add(1)) - 1 {
+				began := time.Now()
+				_, err := b.server.Create(ctx, "", &v1.CreateSandboxRequest{IdempotencyKey: fmt.Sprint(name, "-", n),
+					Source: &v1.CreateSandboxRequest_Template{Template: "base"}})
+				if err != nil {
+					failed.CompareAndSwap(nil, &err)
+				}
+				took[n] = time.Since(began)
+			}
+		})
+	}
+	all.Wait()
+	if err := failed.Load(); err != nil {
+		return nil, *err
+	}
+	return took, nil
+}
+
+// quantile returns a quantile in milliseconds.
+func quantile(all []time.Duration, percent int) float64 {
+	s := slices.Sorted(slices.Values(all))
+	return float64(s[min(len(s)-1, len(s)*percent/100)].Microseconds()) / 1000
+}
+
+// memory fills the controller with sandboxes.
+func (b *bench) memory(ctx context.Context) error {
+	made := 200 + b.claims
+	if b.sandboxes <= made {
+		return nil
+	}
+	if _, err := b.gateway(ctx, "fill", b.sandboxes-made); err != nil {
+		return err
+	}
+	now, most := b.server.memory()
+	fmt.Printf("| memory of gateway and controller with %d sandboxes, now and at most (goal: 1,024 MiB) | %d MiB, %d MiB |\n",
+		b.sandboxes, now, most)
+	return nil
+}
+
+// asObjects creates SandboxClaim objects, and waits until all are ready.
+func (b *bench) asObjects(ctx context.Context, dir string) error {
+	home, err := testhome.Path()
+	if err != nil {
+		return err
+	}
+	p, err := kubetest.Build(ctx, home, filepath.Join(b.root, "internal/kube/kubetest/testserver"))
+	if err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	c, err := kubetest.Start(ctx, p, dir)
+	if err != nil {
+		return err
+	}
+	defer c.End()
+	module, err := kubetest.AgentSandbox(ctx)
+	if err == nil {
+		err = c.InstallCRDs(ctx, filepath.Join(module, "k8s/crds"))
+	}
+	if err == nil {
+		err = b.operator(ctx, c)
+	}
+	if err != nil {
+		return err
+	}
+	return b.measureObjects(ctx, c)
+}
+
+// operator runs an operator until ctx ends.
+func (b *bench) operator(ctx context.Context, c *kubetest.Cluster) error {
+	cfg, err := c.Config("turn-operator", "system:masters")
+	if err != nil {
+		return err
+	}
+	scheme, err := agents.Scheme()
+	if err != nil {
+		return err
+	}
+	m, err := ctrl.NewManager(cfg, ctrl.Options{Scheme: scheme, Metrics: metrics.Options{BindAddress: "0"}})
+	if err != nil {
+		return err
+	}
+	if err := agents.Add(m, &agents.Options{Server: b.server, Cluster: "bench", Default: true,
+		Log: slog.New(slog.DiscardHandler)}); err != nil {
+		return err
+	}
+	go func() { _ = m.Start(ctx) }()
+	return nil
+}
+
+func (b *bench) measureObjects(ctx context.Context, c *kubetest.Cluster) error {
+	cfg, err := c.Config(kubetest.Admin)
+	if err != nil {
+		return err
+	}
+	scheme, err := agents.Scheme()
+	if err != nil {
+		return err
+	}
+	to, err := client.NewWithWatch(cfg, client.Options{Scheme: scheme})
+	if err != nil {
+		return err
+	}
+	tmpl := &extv1.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Name: "t", Namespace: "default"}}
+	tmpl.Spec.PodTemplate.Spec.Containers = []corev1.Container{{Name: "main", Image: agents.TemplatePrefix + "base"}}
+	pool := &extv1.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default"},
+		Spec: extv1.SandboxWarmPoolSpec{TemplateRef: extv1.SandboxTemplateRef{Name: "t"}}}
+	for _, o := range []client.Object{tmpl, pool} {
+		if err := to.Create(ctx, o); err != nil {
+			return err
+		}
+	}
+	if _, err := claimAll(ctx, to, "warm", 5, 5); err != nil {
+		return err
+	}
+	began := time.Now()
+	took, err := claimAll(ctx, to, "c", b.objects, b.callers)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("| SandboxClaim objects that become ready in a second, of %d | %.0f |\n", b.objects,
+		float64(b.objects)/time.Since(began).Seconds())
+	fmt.Printf("| from the creation of such an object until it is ready, %d at once, p50 and p99 | %.0f ms, %.0f ms |\n",
+		b.callers, quantile(took, 50), quantile(took, 99))
+	one, err := claimAll(ctx, to, "single", 50, 1)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("| the same of 50, one after the other | %.0f ms, %.0f ms |\n", quantile(one, 50), quantile(one, 99))
+	writes, err := c.Writes()
+	if err != nil {
+		return err
+	}
+	of := map[string]int{}
+	for _, w := range writes {
+		if w.User == "turn-operator" && strings.HasPrefix(w.Name, "c-") {
+			of[strings.TrimSuffix(w.Verb+" "+w.Resource+"/"+w.Subresource, "/")]++
+		}
+	}
+	sum := 0
+	var text []string
+	for _, k := range slices.Sorted(func(yield func(string) bool) {
+		for k := range of {
+			if !yield(k) {
+				return
+			}
+		}
+	}) {
+		sum += of[k]
+		text = append(text, fmt.Sprintf("%s %.2f", k, float64(of[k])/float64(b.objects)))
+	}
+	fmt.Printf("| the operator's writes to the API server for each SandboxClaim (goal: 2) | %.2f: %s |\n",
+		float64(sum)/float64(b.objects), strings.Join(text, ", "))
+	return nil
+}
+
+// claimAll creates claims and returns how long each took until it was ready, as a watch has seen it.
+func claimAll(ctx context.Context, to client.WithWatch, name string, count, callers int) ([]time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
+	defer cancel()
+	w, err := to.Watch(ctx, &extv1.SandboxClaimList{}, client.InNamespace("default"))
+	if err != nil {
+		return nil, err
+	}
+	defer w.Stop()
+	var mu sync.Mutex
+	began, took := map[string]time.Time{}, map[string]time.Duration{}
+	ready := map[string]chan struct{}{}
+	for n := range count {
+		ready[fmt.Sprint(name, "-", n)] = make(chan struct{})
+	}
+	go func() {
+		for e := range w.ResultChan() {
+			c, ok := e.Object.(*extv1.SandboxClaim)
+			if !ok || ready[c.Name] == nil {
+				continue
+			}
+			for _, x := range c.Status.Conditions {
+				mu.Lock()
+				if x.Type == "Ready" && x.Status == metav1.ConditionTrue && took[c.Name] == 0 {
+					took[c.Name] = time.Since(began[c.Name])
+					close(ready[c.Name])
+				}
+				mu.Unlock()
+			}
+		}
+	}()
+	var all sync.WaitGroup
+	var failed atomic.Pointer[error]
+	for i := range callers {
+		all.Go(func() {
+			for n := i; n < count && failed.Load() == nil; n += callers {
+				c := &extv1.SandboxClaim{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(name, "-", n), Namespace: "default"},
+					Spec: extv1.SandboxClaimSpec{WarmPoolRef: extv1.SandboxWarmPoolRef{Name: "p"}}}
+				mu.Lock()
+				began[c.Name] = time.Now()
+				mu.Unlock()
+				err := to.Create(ctx, c)
+				if err == nil {
+					select {
+					case <-ready[c.Name]:
+					case <-ctx.Done():
+						err = ctx.Err()
+					}
+				}
+				if err != nil {
+					failed.CompareAndSwap(nil, &err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if err := failed.Load(); err != nil {
+		return nil, *err
+	}
+	var list []time.Duration
+	for _, d := range took {
+		list = append(list, d)
+	}
+	return list, nil
+}

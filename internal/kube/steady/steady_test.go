@@ -1,0 +1,134 @@
+package steady_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"turnstone.dev/turnstone/internal/kube/steady"
+)
+
+func request(namespace, name string) reconcile.Request {
+	return reconcile.Request{NamespacedName: types.NamespacedName{Namespace: namespace, Name: name}}
+}
+
+// TestQueueIsFair: after 10,000 objects of one namespace another's is the second, and an object that is
+// added again while it waits is there once.
+func TestQueueIsFair(t *testing.T) {
+	q := steady.NewQueue("test", workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](1, 1))
+	defer q.ShutDown()
+	const flood = 10_000
+	for n := range flood {
+		q.Add(request("flood", fmt.Sprint(n)))
+	}
+	q.Add(request("flood", "5"))
+	q.Add(request("quiet", "one"))
+	if q.Len() != flood+1 {
+		t.Fatalf("%d wait", q.Len())
+	}
+	at := 0
+	seen := map[reconcile.Request]bool{}
+	for n := range flood + 1 {
+		r, _ := q.Get()
+		if q.Done(r); r.Namespace == "quiet" {
+			at = n
+		} else if want := fmt.Sprint(len(seen)); r.Name != want {
+			t.Fatalf("%s comes, not %s", r.Name, want)
+		} else {
+			seen[r] = true
+		}
+	}
+	if at > 1 || len(seen) != flood {
+		t.Errorf("the quiet namespace is number %d; the flood has %d", at, len(seen))
+	}
+}
+
+type worker func(context.Context, reconcile.Request) (reconcile.Result, error)
+
+func (w worker) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
+	return w(ctx, r)
+}
+
+// TestShare: objects of a namespace that wait for the server leave workers to others, and come again.
+func TestShare(t *testing.T) {
+	hold, in := make(chan struct{}), make(chan string, 10)
+	r := steady.Share(2, worker(func(_ context.Context, q reconcile.Request) (reconcile.Result, error) {
+		in <- q.Namespace
+		if q.Namespace == "flood" {
+			<-hold
+		}
+		return reconcile.Result{}, nil
+	}))
+	var all sync.WaitGroup
+	for range 2 {
+		all.Go(func() { _, _ = r.Reconcile(t.Context(), request("flood", "x")) })
+		<-in
+	}
+	if a, err := r.Reconcile(t.Context(), request("flood", "y")); err != nil || a.RequeueAfter == 0 {
+		t.Errorf("a third is worked on: %v %v", a, err)
+	}
+	if a, err := r.Reconcile(t.Context(), request("quiet", "z")); err != nil || a.RequeueAfter > 0 || <-in != "quiet" {
+		t.Errorf("another namespace waits: %v %v", a, err)
+	}
+	close(hold)
+	all.Wait()
+	if a, err := r.Reconcile(t.Context(), request("flood", "y")); err != nil || a.RequeueAfter > 0 {
+		t.Errorf("the place stays taken: %v %v", a, err)
+	}
+}
+
+// TestKeep: while the API server is away for ten minutes, an operator that cannot start is started about
+// twice a minute; after its return it runs, and a later end is followed at once.
+func TestKeep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		began, runs, good := time.Now(), 0, 0
+		err := steady.Keep(ctx, slog.New(slog.DiscardHandler), func(ctx context.Context) error {
+			runs++
+			if time.Since(began) < 10*time.Minute {
+				time.Sleep(time.Second)
+				return errors.New("there is no API server")
+			}
+			if good++; good == 3 {
+				cancel()
+				return nil
+			}
+			before := time.Now()
+			time.Sleep(time.Hour)
+			if back := time.Since(began) - time.Since(before); good == 1 && back > 10*time.Minute+30*time.Second {
+				t.Errorf("it runs again only %v after the beginning", back)
+			}
+			return errors.New("leader election lost")
+		})
+		if err != nil {
+			t.Error(err)
+		}
+		if runs < 15 || runs > 30 {
+			t.Errorf("%d runs", runs)
+		}
+		if d := time.Since(began); d > 2*time.Hour+11*time.Minute {
+			t.Errorf("it took %v", d)
+		}
+	})
+}
+
+// TestKeepTellsOfSettings: a first run that ends at once is not repeated.
+func TestKeepTellsOfSettings(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		want := errors.New("the address is in use")
+		if err := steady.Keep(t.Context(), slog.New(slog.DiscardHandler), func(context.Context) error {
+			return want
+		}); !errors.Is(err, want) {
+			t.Error(err)
+		}
+	})
+}
