@@ -299,7 +299,7 @@ func (c *Controller) reconcile(ctx context.Context, r records.Report) (records.O
 // adopt gives a session that is new what was begun under its name. The caller holds commit.
 func (c *Controller) adopt(ctx context.Context, s records.Object) error {
 	for r, node := range c.ledger.Of(s.Tenant, s.Name) {
-		if node != s.Node {
+		if node != s.Node && !c.o.Shared {
 			continue
 		}
 		after, err := c.o.Records.Change(ctx, node, r.Kind, r.ID, records.Change{Session: &s.ID})

@@ -33,7 +33,7 @@ func (db *DB) Change(ctx context.Context, node string, kind Kind, id string, c C
 // reported reports a change that the node reports again if it is lost.
 func (c *Change) reported(kind Kind) bool {
 	if kind != Sandbox || c.Result != "" || c.Reason != "" || c.Paused != nil || c.Name != nil ||
-		c.Session != nil || c.Expires != nil {
+		c.Session != nil || c.Expires != nil || c.Node != nil {
 		return false
 	}
 	if c.Event == Configured { // a repetition of the call makes the node answer the same sandbox
@@ -47,6 +47,8 @@ func (c *Change) check(kind Kind) error {
 	switch {
 	case First(kind) == "":
 		return invalid("change", "the change", "%.40q is not a kind", string(kind))
+	case c.Node != nil && (kind != Session && kind != Turn || !isID(*c.Node)):
+		return invalid("change", "the change", "a %.40s does not move to %.140q", string(kind), *c.Node)
 	case c.Event != "" && c.State != "":
 		return invalid("change", "the change", "has both an event and a state")
 	case !isText(c.Result), !isText(c.Reason), c.Name != nil && !isText(*c.Name),
@@ -119,6 +121,9 @@ func (db *DB) apply(ctx context.Context, tx *transaction, r row, c Change) (Obje
 	if c.Session != nil {
 		o.Session = *c.Session
 	}
+	if c.Node != nil {
+		o.Node = *c.Node
+	}
 	if c.Name != nil && *c.Name != o.Name {
 		o.Name = *c.Name
 		if !state.Final() {
@@ -145,9 +150,9 @@ func (db *DB) update(ctx context.Context, tx *transaction, seq int64, o *Object,
 		}
 	}
 	_, err := tx.ExecContext(ctx, `UPDATE objects SET state = ?, paused = ?, changed = ?,
-		result = ?, reason = ?, detail = ?, expires = ?, name = ?, session = ? WHERE seq = ?`,
+		result = ?, reason = ?, detail = ?, expires = ?, name = ?, session = ?, node = ? WHERE seq = ?`,
 		o.State, o.Paused, unixNano(o.Changed), o.Result, o.Reason, blob(o.Detail),
-		unixNano(o.Expires), o.Name, o.Session, seq)
+		unixNano(o.Expires), o.Name, o.Session, o.Node, seq)
 	return err
 }
 

@@ -162,6 +162,8 @@ type Change struct {
 	Session *string
 	Detail  []byte
 	Expires *time.Time
+	// Node is the node that has the session or the turn from now on, where nodes share sessions.
+	Node *string
 }
 
 // NodeState says whether a node gets new objects.

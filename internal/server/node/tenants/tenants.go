@@ -24,6 +24,7 @@ import (
 	"turnstone.dev/turnstone/internal/server/node"
 	"turnstone.dev/turnstone/internal/server/node/owners"
 	"turnstone.dev/turnstone/internal/server/node/sessions"
+	"turnstone.dev/turnstone/internal/server/node/shared"
 	"turnstone.dev/turnstone/internal/server/node/turns"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
@@ -86,6 +87,7 @@ type State struct {
 
 	sessions *sessions.Service
 	root     *statedir.Dir // of the node, which has the tenant's
+	common   *shared.DB    // with other nodes; nil: the sessions are this node's
 
 	shared *State // the operator's; nil in itself
 }
@@ -115,7 +117,9 @@ func (s *State) RemoveTemplate(ctx context.Context, name string) ([]turnstone.Se
 // Operator reports whether it is the state of the node's operator.
 func (s *State) Operator() bool { return s.shared == nil }
 
-func (s *State) close() error { return errors.Join(s.Turns.Close(), s.Executor.Close()) }
+func (s *State) close() error {
+	return errors.Join(s.Turns.Close(), s.Executor.Close(), s.common.Close())
+}
 
 // A Set is the tenants of a node. Its methods are safe for concurrent use.
 type Set struct {
@@ -235,7 +239,11 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	st.Database = o.Database
+	if st.Database = o.Database; st.Database != "" {
+		if st.common, err = shared.Open(ctx, st.Database); err != nil {
+			return nil, errors.Join(err, x.Close())
+		}
+	}
 	st.Executor, st.Runner, st.Sandboxes = x, x, sandboxes.NewStore(st.Dir.Root)
 	if s.o.Runner != nil {
 		st.Runner = s.o.Runner(tenant, x)
@@ -262,7 +270,7 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 		err = st.recoverTurns()
 	}
 	if err != nil {
-		return nil, errors.Join(err, x.Close())
+		return nil, errors.Join(err, x.Close(), st.common.Close())
 	}
 	return st, nil
 }
@@ -316,6 +324,9 @@ func (s *State) openOwners() error {
 	}
 	if s.Owners, err = owners.Open(dir); err != nil {
 		return err
+	}
+	if s.common != nil {
+		s.Owners.Share(s.common)
 	}
 	return s.Owners.Sweep(func(id turnstone.SessionID) error {
 		_, err := s.Executor.CurrentSession(context.Background(), string(id))
