@@ -35,7 +35,7 @@ func startGroup(t *testing.T, lease string, names ...string) *group {
 	addr := s3test.Server(t, "../../internal/store/blob/s3/testserver")
 	s3test.Bucket(t, addr, "turns")
 	g.env = []string{"TURN_SERVER_NODE_DATABASE=" + g.database.URL + "&lease=" + lease,
-		"TURN_SERVER_NODE_STORE=s3://turns/server", "AWS_ENDPOINT_URL_S3=http://" + addr,
+		"TURN_SERVER_NODE_WARM_TURNS=0", "TURN_SERVER_NODE_STORE=s3://turns/server", "AWS_ENDPOINT_URL_S3=http://" + addr,
 		"AWS_ACCESS_KEY_ID=" + s3test.AccessKey, "AWS_SECRET_ACCESS_KEY=" + s3test.SecretKey}
 	g.front = start(t, filepath.Join(t.TempDir(), "home"), append(g.env, "TURN_SERVER_PEERS_LISTEN=unix:"+
 		filepath.Join(g.dir, "front.sock")), "--role", config.Gateway, "--role", config.Controller,
@@ -115,7 +115,7 @@ func (g *group) nodeOf() string {
 // the files, and what reads the session works there.
 func TestMachineShared(t *testing.T) {
 	g := startGroup(t, "60s", "one", "two")
-	c := g.client()
+	c, stranger := g.client(), g.client()
 	c.must("run", "--session", "work", write(t, "```bash\necho 41 > kept\n```\n"))
 	first := g.nodeOf()
 	other := map[string]string{"one": "two", "two": "one"}[first]
@@ -131,14 +131,13 @@ func TestMachineShared(t *testing.T) {
 	g.await(other)
 	for _, x := range []struct{ args, want string }{
 		{"log work", "passed"}, {"session ls", "work"}, {"show work@1 --receipt", "41"},
-		{"show work@3 --receipt", "42"}, {"cat work@1 kept", "41"}, {"fork work@1 --branch early", ""},
+		{"show work@3 --receipt", "42"}, {"cat work@1:kept", "41"}, {"fork work@1 --branch early", ""},
 	} {
 		out, errs, err := c.turn(strings.Fields(x.args)...)
 		if err != nil || !strings.Contains(out, x.want) {
 			t.Errorf("turn %s: %v: %s%s", x.args, err, out, errs)
 		}
 	}
-	stranger := g.client()
 	if _, _, err := stranger.turn("show", "work"); err == nil {
 		t.Error("another client sees the session")
 	}

@@ -126,6 +126,7 @@ type Machine struct {
 	// these say. A controller that has Database knows that each node has each session.
 	Database string `toml:"database" kind:"shared"`
 	Store    string `toml:"store" kind:"bucket"`
+	Retries  int    `toml:"retries" default:"1" min:"0" max:"10"`
 
 	// WarmTurns and WarmMemory bound the machines that wait for the next turns of sessions, each for
 	// WarmIdle.

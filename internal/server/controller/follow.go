@@ -11,6 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/server/controller/guide"
 	"turnstone.dev/turnstone/internal/server/controller/message"
 	"turnstone.dev/turnstone/internal/server/controller/usage"
 	"turnstone.dev/turnstone/internal/server/records"
@@ -277,6 +278,9 @@ func (c *Controller) apply(ctx context.Context, node string, all []message.Repor
 func (c *Controller) reconcile(ctx context.Context, r records.Report) (records.Outcome, error) {
 	for i := range r.Objects {
 		c.inherit(ctx, &r.Objects[i])
+	}
+	if c.o.Shared {
+		r.Moves = guide.Later
 	}
 	var out records.Outcome
 	err := c.committing(ctx, "", func() (err error) {

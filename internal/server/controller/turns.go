@@ -167,14 +167,14 @@ func (c turnService) CancelTurn(ctx context.Context, r *connect.Request[v1.Cance
 	if x.State.Final() {
 		return connect.NewResponse(&v1.CancelTurnResponse{Turn: message.Turn(x)}), nil
 	}
-	client, err := c.at(x.Node)
-	if err != nil {
-		return nil, err
-	}
-	ask, end := c.call(ctx)
-	defer end()
-	answer, err := client.CancelTurn(ask, connect.NewRequest(&v1.NodeServiceCancelTurnRequest{
-		Principal: message.Principal(p), Request: r.Msg}))
+	var answer *connect.Response[v1.CancelTurnResponse]
+	err = c.guide.Ask(ctx, x.Object, func(n guide.Node) (err error) {
+		ask, end := c.call(ctx)
+		defer end()
+		answer, err = n.CancelTurn(ask, connect.NewRequest(&v1.NodeServiceCancelTurnRequest{
+			Principal: message.Principal(p), Request: r.Msg}))
+		return err
+	})
 	if err != nil {
 		return nil, asked(err)
 	}
@@ -182,7 +182,7 @@ func (c turnService) CancelTurn(ctx context.Context, r *connect.Request[v1.Cance
 	if told.ID != x.ID || !told.Valid() {
 		return nil, wrong(x.Node)
 	}
-	ctx, end = system(ctx)
+	ctx, end := system(ctx)
 	defer end()
 	if _, err := c.apply(ctx, x.Node, []message.Report{told}); err != nil {
 		return nil, err

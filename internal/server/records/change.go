@@ -196,7 +196,7 @@ func (db *DB) reconcile(ctx context.Context, tx *transaction, r Report) (out Out
 	present := map[ref]bool{}
 	for _, o := range r.Objects {
 		present[ref{o.Kind, o.ID}] = true
-		if err := db.agree(ctx, tx, r.Node, o, &out); err != nil {
+		if err := db.agree(ctx, tx, r, o, &out); err != nil {
 			return out, err
 		}
 	}
@@ -230,8 +230,11 @@ func (db *DB) reconcile(ctx context.Context, tx *transaction, r Report) (out Out
 const ResultError = "error"
 
 // agree makes a record agree with what its node reports.
-func (db *DB) agree(ctx context.Context, tx *transaction, node string, o Object, out *Outcome) error {
+func (db *DB) agree(ctx context.Context, tx *transaction, of Report, o Object, out *Outcome) error {
+	node := of.Node
 	r, err := find(ctx, tx, o.Kind, o.ID)
+	moves := err == nil && o.Kind == Turn && r.Node != node && o.Tenant == r.Tenant && !r.State.Final() &&
+		of.Moves != nil && of.Moves(r.Object, o)
 	switch {
 	case errors.Is(err, errNone):
 		return db.adopt(ctx, tx, node, o, out)
@@ -239,7 +242,7 @@ func (db *DB) agree(ctx context.Context, tx *transaction, node string, o Object,
 		return err
 	case r.Node == node && o.Tenant == r.Tenant && r.returns(o):
 		return db.revive(ctx, tx, r, o, out)
-	case r.Node != node, o.Tenant != "" && o.Tenant != r.Tenant, r.State.Final():
+	case r.Node != node && !moves, o.Tenant != "" && o.Tenant != r.Tenant, r.State.Final():
 		if !o.State.Final() {
 			out.Surplus = append(out.Surplus, o)
 		}
@@ -249,13 +252,16 @@ func (db *DB) agree(ctx context.Context, tx *transaction, node string, o Object,
 	}
 	o.Tenant = r.Tenant
 	c := Change{State: o.State, Result: o.Result, Reason: o.Reason, Detail: o.Detail}
+	if moves {
+		c.Node = &node
+	}
 	if o.Session != "" && o.Session != r.Session {
 		c.Session = &o.Session
 	}
 	if o.Kind == Session && o.Name != "" && o.Name != r.Name && !taken(checkFree(ctx, tx, &o)) {
 		c.Name = &o.Name // renamed at the node
 	}
-	if r.State == o.State && r.Paused == o.Paused && c.Session == nil && c.Name == nil &&
+	if c.Node == nil && r.State == o.State && r.Paused == o.Paused && c.Session == nil && c.Name == nil &&
 		(o.Detail == nil || bytes.Equal(r.Detail, o.Detail)) {
 		return nil
 	}

@@ -7,7 +7,9 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/api"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
+	"turnstone.dev/turnstone/internal/server/controller/message"
 	"turnstone.dev/turnstone/internal/server/controller/placing"
 	"turnstone.dev/turnstone/internal/server/records"
 )
@@ -67,6 +69,34 @@ func (g *Guide) Call(ctx context.Context, o records.Object, n placing.Need,
 		return o, err
 	}
 	return o, f(o, node)
+}
+
+// Ask calls f with the node of a turn, or with another one that knows what that node told of the turn, if
+// it does not answer.
+func (g *Guide) Ask(ctx context.Context, o records.Object, f func(node Node) error) error {
+	node, err := g.At(o.Node)
+	if err == nil {
+		err = f(node)
+	}
+	if !g.Shared || !away(err) || ctx.Err() != nil {
+		return err
+	}
+	room, other := g.Place(placing.Need{})
+	if other == nil && room.Node != o.Node {
+		if node, other = g.At(room.Node); other == nil {
+			return f(node)
+		}
+	}
+	return err
+}
+
+// Later reports whether a node's turn is a later attempt than that of the record: it began later.
+func Later(have, told records.Object) bool {
+	var before, after v1.Turn
+	message.Decode(have.Detail, &before)
+	message.Decode(told.Detail, &after)
+	return after.GetStarted() != nil && (before.GetStarted() == nil ||
+		after.GetStarted().AsTime().After(before.GetStarted().AsTime()))
 }
 
 // Move records that a node has an object of a session from now on. An object that moved meanwhile stays

@@ -1,5 +1,5 @@
 // Package shared has what the nodes of a server tell each other of a tenant, in the schema of the
-// tenant's sessions: whose the sessions are. Nodes without a common database keep it in files.
+// tenant's sessions: whose the sessions are, and which turns run. Nodes without a common database keep it in files.
 package shared
 
 import (
@@ -29,11 +29,16 @@ const maxConns = 2
 type DB struct {
 	pool   *sql.DB
 	schema string
+	life   time.Duration
 }
 
 // Open opens the schema of the database at url, and creates what is missing.
 func Open(ctx context.Context, url string) (*DB, error) {
 	url, name := pg.Schema(url, schema)
+	life, err := lifeOf(url)
+	if err != nil {
+		return nil, err
+	}
 	pool, err := pg.Open(ctx, url, name)
 	if err != nil {
 		return nil, err
@@ -46,7 +51,7 @@ func Open(ctx context.Context, url string) (*DB, error) {
 	if err != nil {
 		return nil, errors.Join(err, pool.Close())
 	}
-	return &DB{pool: pool, schema: name}, nil
+	return &DB{pool: pool, schema: name, life: life}, nil
 }
 
 // Close closes the connections.

@@ -37,6 +37,9 @@ type Options struct {
 	// Executor are the options of every tenant's executor. Dir is the node's state directory, and
 	// Holder keeps sandboxes.
 	Executor executor.Options
+	// Node is the name of the node, and Retries bounds how often a turn of a lost one starts again.
+	Node    string
+	Retries int
 	// Turns is the number of turns of one tenant that may run at the same time. Default: 16.
 	Turns int
 	// Wait bounds how long a turn waits for a place, and Waiting how many of a tenant do: see
@@ -267,7 +270,7 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 		err = st.openSessions()
 	}
 	if err == nil {
-		err = st.recoverTurns()
+		err = st.recoverTurns(s.o.Node, s.o.Retries)
 	}
 	if err != nil {
 		return nil, errors.Join(err, x.Close(), st.common.Close())
@@ -292,13 +295,18 @@ func (s *State) private(ctx context.Context, t turns.Ticket) (string, error) {
 
 // recoverTurns ends or resumes the turns that a former process left. A resumed turn uses what its
 // client's key may use now; no token narrows it, because none is there.
-func (s *State) recoverTurns() error {
-	return s.Turns.Recover(func(t turns.Ticket, operator bool) turns.Limit {
+func (s *State) recoverTurns(node string, retries int) error {
+	limit := func(t turns.Ticket, operator bool) turns.Limit {
 		caller := owners.Caller{Key: t.Client, Operator: operator && s.Operator()}
 		return func(ctx context.Context) context.Context {
 			return s.Owners.Limit(ctx, caller, owners.Write)
 		}
-	})
+	}
+	if s.common != nil {
+		s.Turns.Common(turns.Common{DB: s.common, Node: node, Limit: limit})
+	}
+	s.Turns.Retries(retries)
+	return s.Turns.Recover(limit)
 }
 
 // openSessions makes the service of the tenant's sessions, and removes what clients of a former
