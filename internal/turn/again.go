@@ -7,7 +7,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/repo"
-	"turnstone.dev/turnstone/internal/store/session"
 	"turnstone.dev/turnstone/internal/turn/place"
 	"turnstone.dev/turnstone/internal/turn/state"
 )
@@ -56,10 +55,9 @@ func (r *run) keepStart(ctx context.Context) error {
 // that can only start again ends like any other: that is for executors that were lost.
 func (r *run) resumable() bool { return r.kept != nil && r.kept.step > 0 }
 
-// startAgain takes the place of an interrupted turn whose checkpoint c is its beginning.
-func (r *run) startAgain(ctx context.Context, cs *repo.ContextStore, at *place.Place,
-	c *session.Checkpoint) error {
-	rec, err := cs.ReadRecord(ctx, c.Record)
+// startAgain takes the place of an interrupted turn whose checkpoint is its beginning.
+func (r *run) startAgain(ctx context.Context, cs *repo.ContextStore, at *place.Place) error {
+	rec, err := cs.ReadRecord(ctx, at.Resumed.Record)
 	if err == nil && (len(rec.Progress) != 0 || len(rec.Steps) != 0) {
 		err = turnstone.Errorf("executor.resume", turnstone.KindIntegrity, string(at.Turn.ID),
 			"the checkpoint of its beginning has steps")

@@ -56,7 +56,7 @@ func (r *run) reopen(ctx context.Context, id turnstone.TurnID) error {
 	from := &resumption{}
 	c := at.Resumed
 	if c.Step == 0 {
-		return r.startAgain(ctx, cs, at, c)
+		return r.startAgain(ctx, cs, at)
 	}
 	from.base, err = place.OfCheckpoint(ctx, cs, at.Turn, c)
 	var rec *turnstone.TurnRecord

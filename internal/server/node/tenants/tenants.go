@@ -24,7 +24,6 @@ import (
 	"turnstone.dev/turnstone/internal/server/node"
 	"turnstone.dev/turnstone/internal/server/node/owners"
 	"turnstone.dev/turnstone/internal/server/node/sessions"
-	"turnstone.dev/turnstone/internal/server/node/shared"
 	"turnstone.dev/turnstone/internal/server/node/turns"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
@@ -90,7 +89,7 @@ type State struct {
 
 	sessions *sessions.Service
 	root     *statedir.Dir // of the node, which has the tenant's
-	common   *shared.DB    // with other nodes; nil: the sessions are this node's
+	common   *turns.Shared // with other nodes; nil: the sessions are this node's
 
 	shared *State // the operator's; nil in itself
 }
@@ -243,7 +242,7 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 		return nil, err
 	}
 	if st.Database = o.Database; st.Database != "" {
-		if st.common, err = shared.Open(ctx, st.Database); err != nil {
+		if st.common, err = turns.OpenShared(ctx, st.Database); err != nil {
 			return nil, errors.Join(err, x.Close())
 		}
 	}

@@ -26,6 +26,12 @@ type Common struct {
 	Limit func(t Ticket, operator bool) Limit
 }
 
+// A Shared is a tenant's part of a database that nodes share.
+type Shared = shared.DB
+
+// OpenShared opens it: see shared.Open.
+func OpenShared(ctx context.Context, url string) (*Shared, error) { return shared.Open(ctx, url) }
+
 // common is Common with the tickets whose end is still to come.
 type common struct {
 	Common

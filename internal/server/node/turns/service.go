@@ -15,7 +15,6 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/channel"
-	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/hostpath"
 	"turnstone.dev/turnstone/internal/metered"
@@ -353,7 +352,7 @@ func receiveFiles(ctx context.Context, c *wire.Conn, id wire.StreamID, dir strin
 	}
 	defer func() { _ = in.Close() }()
 	return tarfiles.Unpack(ctx, in, dir+"/", tarfiles.Any(), tarfiles.Limits{
-		Room: func(dir string) error { return diskspace.Room(dir, config.Space{}) }})
+		Room: diskspace.DefaultRoom})
 }
 
 // start begins the ticket of v and its turn when there is a place for it. A ticket that has waited
