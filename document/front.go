@@ -76,6 +76,7 @@ var frontKeys = []frontKey{
 		p.doc.Front.Checkpoint = oneOf(p, n, "checkpoint", turnstone.CheckpointNone,
 			turnstone.CheckpointStep)
 	}},
+	{"retry", (*docParser).readRetry},
 	{turnKey, func(p *docParser, n *yaml.Node) {
 		if p.claims != nil {
 			p.claims.turn = n

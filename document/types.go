@@ -54,6 +54,8 @@ type FrontMatter struct {
 	Snapshot Snapshot           // what to keep of the machine
 	// Checkpoint is when the turn keeps what it has done so far.
 	Checkpoint turnstone.Checkpoint
+	// Retry is how often the turn starts again after its executor was lost, at most MaxRetry.
+	Retry int
 }
 
 // NetworkRules are a document's details for an enabled network.

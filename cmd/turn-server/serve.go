@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -60,6 +61,8 @@ func (c *serveCmd) Run(a *cli.App) error {
 	o := server.Options{Config: settings, Dir: dir, Executor: a.Env.Options, Inherited: inherited,
 		Log: log}
 	o.Executor.Dir = dir.Root
+	o.Executor.Database = cmp.Or(settings.Machine.Database, o.Executor.Database)
+	o.Executor.Store = cmp.Or(settings.Machine.Store, o.Executor.Store)
 	o.MCP = func(i doors.Inside) doors.Door {
 		return mcpend.NewInside(mcpend.Inside{Arrive: i.Arrive, Verifier: i.Verifier, Dial: i.Dial, Dir: dir,
 			Idle: settings.MCP.Idle, Log: log})

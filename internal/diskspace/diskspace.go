@@ -103,6 +103,9 @@ func Low(ctx context.Context) error {
 	return nil
 }
 
+// DefaultRoom is Room with the space that is left free by default.
+func DefaultRoom(dir string) error { return Room(dir, config.Space{}) }
+
 // Room returns ENOSPC if less than floor is free on the disk that contains dir, so that writing a
 // file in dir fails as on a full disk.
 func Room(dir string, floor config.Space) error {

@@ -62,7 +62,7 @@ func parse(url, schema string) (*pgx.ConnConfig, error) {
 			"is not the name of a schema").
 			WithHint("use lower-case letters, digits and underscores, at most 63 characters")
 	}
-	cfg, err := pgx.ParseConfig(url)
+	cfg, err := pgx.ParseConfig(withoutLease(url))
 	if err != nil {
 		// the parser's error may quote a password that it took from a file
 		return nil, turnstone.Errorf("pg.open", turnstone.KindInvalid, Name(url),

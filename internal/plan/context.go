@@ -63,6 +63,12 @@ func (p *Plan) together() error {
 		{steps && p.Home != "", "home " + p.Home,
 			"a home changes at the end of a turn alone, so an interrupted turn would lose its part",
 			"leave out the home, or use checkpoint: none"},
+		{p.Retry > 0 && session, stays, "a session's machine ends with its executor",
+			"run the turn with lifetime: turn, or leave out retry:"},
+		{p.Retry > 0 && p.Home != "", "home " + p.Home,
+			"a home changes at the end of a turn alone", "leave out the home, or retry:"},
+		{p.Retry > 0 && hidden, "retry:", "secrets are not stored, so the turn could not start again",
+			"leave out --secret, or retry:"},
 		{steps && p.Determinism != nil, "checkpoint: step",
 			"a deterministic turn runs from its beginning to its end, because a resumed machine " +
 				"would draw other numbers", "use checkpoint: none, and run the turn again instead"},

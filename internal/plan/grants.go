@@ -48,6 +48,7 @@ func frontClaims() []claim {
 		{field: "Home", key: "home", asks: (*Authority).home},
 		{field: "Snapshot", key: "snapshot", asks: (*Authority).snapshot},
 		{field: "Checkpoint", why: "what its steps left is kept with the turn, as at its end"},
+		{field: "Retry", why: "node.retries bounds it, and the turn uses no more than it was granted"},
 
 		{field: "NetworkRules.Allow", key: "network", asks: (*Authority).allow},
 		{field: "NetworkRules.Deny", why: "it narrows"},

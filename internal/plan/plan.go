@@ -71,6 +71,7 @@ type Plan struct {
 	Home            string
 	Snapshot        document.Snapshot
 	Checkpoint      turnstone.Checkpoint
+	Retry           int // how often the turn may start again after its executor was lost
 	Secrets         *secret.Set
 	Net             netplan.Rules
 	Commands        bool // list all commands in the receipt
@@ -165,14 +166,14 @@ func ofTurn(req Request, workdir string, replays bool) (*Plan, error) {
 		Lifetime:   cmp.Or(req.Lifetime, front.Lifetime, turnstone.LifetimeTurn),
 		Snapshot:   cmp.Or(req.Snapshot, front.Snapshot, document.SnapshotNone),
 		Home:       cmp.Or(req.Home, front.Home),
-		Checkpoint: cmp.Or(req.Checkpoint, front.Checkpoint),
-		Commands:   req.Commands,
+		Checkpoint: cmp.Or(req.Checkpoint, front.Checkpoint), Retry: front.Retry,
+		Commands: req.Commands,
 		Wants: Wants{CPUs: cmp.Or(req.CPUs, front.CPUs), Memory: cmp.Or(req.Memory, front.Memory),
 			Disk: cmp.Or(req.Disk, front.Disk), Network: cmp.Or(req.Network, front.Network)},
 	}
 	if replays { // a replay is in no session and changes nothing that outlives it
 		p.Lifetime, p.Snapshot, p.Home = turnstone.LifetimeTurn, document.SnapshotNone, ""
-		p.Checkpoint = ""
+		p.Checkpoint, p.Retry = "", 0
 	}
 	p.Shape = turnstone.DefaultShape()
 	p.Shape.CPUs = cmp.Or(p.Wants.CPUs, p.Shape.CPUs)

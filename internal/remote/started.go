@@ -90,8 +90,19 @@ func (t *StartedTurn) Dial(ctx context.Context) (io.ReadWriteCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	node := cmp.Or(t.Node, a.Msg.GetTurn().GetNode())
+	// A turn whose node was lost is at another one, which this client has to trust too.
+	t.mu.Lock()
+	t.Node = cmp.Or(a.Msg.GetTurn().GetNode(), t.Node)
+	node := t.Node
+	t.mu.Unlock()
 	return t.server.open(ctx, nodeOffer(a.Msg.Channel, node, nonce))
+}
+
+// At returns the name of the node of the latest connection.
+func (t *StartedTurn) At() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.Node
 }
 
 // Cancel ends the turn by a control call, for a client without a channel to it.

@@ -42,6 +42,9 @@ type Turns struct {
 	// Pause is the time before a lost connection is dialled again. It is doubled, up to five
 	// seconds, until bytes of the journal arrive. Default: 100 ms.
 	Pause time.Duration
+	// Node returns the name of the node of the latest connection; nil: all are to one node. A turn that
+	// starts again at another node has another journal there.
+	Node func() string
 	// Tell gets a line when a connection is lost; nil: nobody.
 	Tell func(what string)
 }
@@ -58,7 +61,8 @@ const (
 // waits for its result; a second loss of the connection then ends Run. obs may be nil.
 func (t *Turns) Run(ctx context.Context, r TurnRequest, obs turnlog.Observer) (
 	*turnstone.TurnReport, error) {
-	return t.follow(ctx, &following{turns: t, req: r, journal: turnlog.NewReader(r.Document, obs)})
+	return t.follow(ctx, &following{turns: t, req: r, obs: obs,
+		journal: turnlog.NewReader(r.Document, obs)})
 }
 
 // Follow is Run for a turn that was started earlier: it starts none. The error is of kind NotFound
@@ -66,7 +70,7 @@ func (t *Turns) Run(ctx context.Context, r TurnRequest, obs turnlog.Observer) (
 func (t *Turns) Follow(ctx context.Context, ticket string, doc *document.Document,
 	obs turnlog.Observer) (*turnstone.TurnReport, error) {
 	return t.follow(ctx, &following{turns: t, req: TurnRequest{Ticket: ticket, Document: doc},
-		journal: turnlog.NewReader(doc, obs), started: true})
+		journal: turnlog.NewReader(doc, obs), obs: obs, started: true})
 }
 
 // follow runs a turn over as many connections as it takes.
@@ -147,6 +151,8 @@ type following struct {
 	turns   *Turns
 	req     TurnRequest
 	journal *turnlog.Reader
+	obs     turnlog.Observer
+	node    string        // whose journal it is
 	tried   bool          // to start the turn
 	started bool          // the node said so
 	open    bool          // a start was sent that the node has not refused
@@ -160,6 +166,7 @@ func (f *following) connected(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	f.at()
 	opened := time.Now()
 	defer func() { f.held = time.Since(opened) }()
 	c := wire.NewClient(stream)
@@ -193,6 +200,22 @@ func (f *following) connected(ctx context.Context) error {
 		f.started, f.open = true, true
 	}
 	return f.follow(ctx, c)
+}
+
+// at begins the journal of another node at its beginning.
+func (f *following) at() {
+	if f.turns.Node == nil {
+		return
+	}
+	node := f.turns.Node()
+	if f.node != "" && node != f.node && (f.started || f.open) {
+		f.journal = turnlog.NewReader(f.req.Document, f.obs)
+		f.started = true // there
+		if f.turns.Tell != nil {
+			f.turns.Tell("node " + f.node + " is lost, and node " + node + " has the turn")
+		}
+	}
+	f.node = node
 }
 
 // start starts the turn, and sends its document and its files.

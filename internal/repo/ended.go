@@ -51,6 +51,9 @@ func (x *Repo) Ended(ctx context.Context, id turnstone.TurnID) (rep *turnstone.T
 	rep.Hint = "run it again"
 	if info.Checkpoint != nil {
 		rep.Hint = fmt.Sprintf("continue after step %d with turn resume %s", info.Checkpoint.Step, id)
+		if info.Checkpoint.Step == 0 {
+			rep.Hint = fmt.Sprintf("start it again with turn resume %s", id)
+		}
 		rep.Resumed = info.Checkpoint.Resumed
 	}
 	text, err := x.lastReceipt(ctx, info)

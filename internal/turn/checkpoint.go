@@ -95,7 +95,8 @@ func (r *run) fault(op string) error {
 	return nil
 }
 
-// stepsRecord puts the data of the steps up to last into the batch of l, and returns their record.
+// stepsRecord puts the data of the steps up to last into the batch of l, and returns their record. Without
+// last it is the record of the turn's beginning.
 func (r *run) stepsRecord(ctx context.Context, l *state.Collected, last *document.Step) (
 	*turnstone.TurnRecord, error) {
 	rec := r.aboutTurn(l)
@@ -110,7 +111,11 @@ func (r *run) stepsRecord(ctx context.Context, l *state.Collected, last *documen
 	if err := put(&rec.Receipt, r.steps.Receipt(&r.info)); err != nil {
 		return nil, err
 	}
-	all, err := r.steps.Progress(last.Index) // after Receipt, which may have removed results
+	finished := 0
+	if last != nil {
+		finished = last.Index
+	}
+	all, err := r.steps.Progress(finished) // after Receipt, which may have removed results
 	if err != nil {
 		return nil, err
 	}
@@ -129,7 +134,7 @@ func (r *run) stepsRecord(ctx context.Context, l *state.Collected, last *documen
 	if rec.Inputs, err = r.inputs.Keep(ctx, l.Batch, quiet); err != nil {
 		return nil, err
 	}
-	for _, step := range r.doc.Steps[:last.Index] {
+	for _, step := range r.doc.Steps[:finished] {
 		res := r.steps.Result(step)
 		out := turnstone.RecordStep{Name: step.Name, Status: res.Status, ExitCode: res.ExitCode}
 		if out.Stdout, err = r.putOutput(ctx, l, step, turnstone.Stdout); err != nil {

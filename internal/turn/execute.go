@@ -56,6 +56,9 @@ func (r *run) execute(ctx context.Context) (left *state.Collected, err error) {
 	if len(r.plan.Add) > 0 {
 		r.clock.Lap("add")
 	}
+	if err := r.keepStart(ctx); err != nil {
+		return nil, err
+	}
 	result, err := r.runSteps(ctx, turnCtx, diskLow, s)
 	r.clock.Lap("steps")
 	if low := diskLow(); low != nil && err != nil && s.Err() == nil && !canceled(ctx) {

@@ -55,6 +55,9 @@ func (r *run) reopen(ctx context.Context, id turnstone.TurnID) error {
 	}
 	from := &resumption{}
 	c := at.Resumed
+	if c.Step == 0 {
+		return r.startAgain(ctx, cs, at)
+	}
 	from.base, err = place.OfCheckpoint(ctx, cs, at.Turn, c)
 	var rec *turnstone.TurnRecord
 	if err == nil {
@@ -117,6 +120,9 @@ func sameRules(a, b *turnstone.NetworkSpec) bool {
 // restore sets the results of the steps that finished before a resumed turn was interrupted.
 func (r *run) restore() error {
 	if r.from == nil {
+		if len(r.resumptions()) > 0 {
+			r.info.Resumed = r.steps.Line(r.describeResumptions())
+		}
 		return nil
 	}
 	r.inputs.Done = r.kept.record.Inputs
@@ -127,9 +133,16 @@ func (r *run) restore() error {
 // describeResumptions returns what a receipt says about the turn's resumptions.
 func (r *run) describeResumptions() string {
 	all := r.resumptions()
+	if all[len(all)-1].After == 0 {
+		return describeAttempt(len(all) + 1)
+	}
 	var after []string
 	for _, one := range all {
-		after = append(after, r.doc.Steps[min(max(one.After, 1), len(r.doc.Steps))-1].Name)
+		if one.After == 0 {
+			after = append(after, "nothing")
+			continue
+		}
+		after = append(after, r.doc.Steps[min(one.After, len(r.doc.Steps))-1].Name)
 	}
 	times := "once"
 	if len(all) > 1 {
@@ -141,7 +154,7 @@ func (r *run) describeResumptions() string {
 
 // resumptions returns the times that the turn was resumed.
 func (r *run) resumptions() []turnstone.Resumption {
-	if r.from == nil {
+	if r.at.Resumed == nil {
 		return nil
 	}
 	return r.at.Resumed.Resumed

@@ -188,7 +188,7 @@ func (r *run) locate(ctx context.Context) error {
 		}
 	}
 	req.Before = func(d turnstone.DomainID) { r.keepFirst(ctx, cs, d) }
-	if r.from == nil {
+	if r.at == nil {
 		if r.at, err = place.Take(ctx, cs, req); err != nil {
 			return err
 		}
@@ -258,6 +258,9 @@ func (r *run) openSteps() {
 	if r.again != nil {
 		r.inputs.Replayed = r.again.Inputs
 	}
+	if r.began != nil {
+		r.inputs.Replayed = r.began.Inputs
+	}
 	r.steps = receipt.New(receipt.Options{Document: r.doc, Secrets: p.Secrets, Cwd: p.Cwd,
 		Commands: p.Commands, Dir: r.folder.Dir, Shown: shown,
 		Paths: r.host.Paths, Limit: int64(p.Host.Limits.Output), Floor: p.Host.Limits.FreeSpace,
@@ -291,9 +294,11 @@ type run struct {
 	done     *Done              // the work that the turn keeps; nil: the turn runs its steps
 	snapshot *snapshot.Snapshot // the machine at the turn's end; nil: not requested
 
-	from *resumption       // what a resumed turn goes on from; nil: the turn begins at its beginning
-	kept *keptSteps        // the turn's checkpoint; nil: it has none yet
-	base turnstone.TreeRef // the tree below the sandbox's disk; zero: not known yet
+	from *resumption // what a resumed turn goes on from; nil: the turn begins at its beginning
+	kept *keptSteps  // the turn's checkpoint; nil: it has none yet
+	// began is the record of the beginning of a turn that starts again; nil: it does not.
+	began *turnstone.TurnRecord
+	base  turnstone.TreeRef // the tree below the sandbox's disk; zero: not known yet
 }
 
 // run runs the whole turn and returns its report. The reason for an early end is in r.info.
@@ -308,7 +313,7 @@ func (r *run) run(ctx context.Context) *turnstone.TurnReport {
 	if err != nil {
 		r.fail(err)
 	}
-	if left == nil && r.kept != nil {
+	if left == nil && r.resumable() {
 		return r.report(r.interrupt())
 	}
 	return r.report(r.finish(ctx, left))
@@ -324,7 +329,7 @@ func (r *run) finish(ctx context.Context, left *state.Collected) committed {
 	if err != nil {
 		r.fail(turnstone.NewError("executor.keep", turnstone.KindOf(err),
 			"the turn's state is not kept", err).WithHint(turnstone.HintOf(err)))
-		if r.kept != nil {
+		if r.resumable() {
 			return r.interrupt()
 		}
 		c = r.commitWithoutState()

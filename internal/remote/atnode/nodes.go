@@ -102,6 +102,12 @@ func (x *Executor) Sessions(ctx context.Context) ([]turnstone.SessionInfo, error
 			return c.SessionList(ctx, &wire.SessionListParams{Report: id})
 		})
 	slices.SortStableFunc(all, func(a, b turnstone.SessionInfo) int { return b.Used.Compare(a.Used) })
+	seen := map[turnstone.SessionID]bool{} // nodes may share their sessions
+	all = slices.DeleteFunc(all, func(s turnstone.SessionInfo) bool {
+		before := s.ID != "" && seen[s.ID]
+		seen[s.ID] = true
+		return before
+	})
 	return all, err
 }
 

@@ -102,7 +102,7 @@ func (r *Runner) ResumeTurn(ctx context.Context, req executor.ResumeTurnRequest,
 // follow runs the started turn, and cancels it if its channel is gone when ctx ends.
 func (r *Runner) follow(ctx context.Context, started *remote.StartedTurn, q remote.TurnRequest,
 	obs executor.Observer) (*turnstone.TurnReport, error) {
-	turns := &remote.Turns{Dial: started.Dial, Greet: r.Server.Unlock}
+	turns := &remote.Turns{Dial: started.Dial, Greet: r.Server.Unlock, Node: started.At}
 	if obs != nil {
 		turns.Tell = obs.Preparing
 	}

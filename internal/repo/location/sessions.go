@@ -75,7 +75,11 @@ func Sessions(ctx context.Context, dir *statedir.Dir, url string) (*session.DB, 
 		return session.Open(ctx, dir.Path("context.db"))
 	}
 	url, schema := pg.Schema(url, mainSchema)
-	return session.OpenShared(ctx, url, schema)
+	life, err := pg.Lease(url)
+	if err != nil {
+		return nil, err
+	}
+	return session.OpenShared(ctx, url, schema, life)
 }
 
 // HasSessions reports whether there may be sessions of dir: without any, Sessions would create their

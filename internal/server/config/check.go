@@ -41,6 +41,15 @@ func (s setting) checkText(text string) error {
 		}
 	case "database":
 		return checkDatabase(text)
+	case "shared":
+		if !isURL(text) {
+			return errors.New("is not a URL such as postgres://USER@HOST:PORT/DATABASE")
+		}
+		return checkDatabase(text)
+	case "bucket":
+		if u, err := url.Parse(text); err != nil || u.Scheme != "s3" || u.Host == "" || u.User != nil {
+			return errors.New("is not a bucket such as s3://BUCKET/PREFIX")
+		}
 	case "address":
 		if text != none {
 			return checkAddress(text)
@@ -98,8 +107,8 @@ func checkDatabase(text string) error {
 		return errors.New("is not a URL such as postgres://USER@HOST:PORT/DATABASE")
 	}
 	if _, has := u.User.Password(); has || u.Query().Has("password") || u.Query().Has("sslpassword") {
-		return errors.New("has a password, which others could read: put it into the file of " +
-			"records.passwords, as HOST:PORT:DATABASE:USER:PASSWORD")
+		return errors.New("has a password, which others could read: put it into a file " +
+			"(records.passwords, or the URL's passfile), as HOST:PORT:DATABASE:USER:PASSWORD")
 	}
 	return nil
 }

@@ -122,6 +122,12 @@ type Machine struct {
 	PoolMemory turnstone.Bytes `toml:"pool_memory" default:"8GiB" min:"0B" max:"1024TiB"`
 	PoolMakers int             `toml:"pool_makers" default:"2" min:"1" max:"64"`
 
+	// Database and Store have the sessions of all nodes, as TURN_DATABASE and TURN_STORE; empty: what
+	// these say. A controller that has Database knows that each node has each session.
+	Database string `toml:"database" kind:"shared"`
+	Store    string `toml:"store" kind:"bucket"`
+	Retries  int    `toml:"retries" default:"1" min:"0" max:"10"`
+
 	// WarmTurns and WarmMemory bound the machines that wait for the next turns of sessions, each for
 	// WarmIdle.
 	WarmTurns  int             `toml:"warm_turns" default:"4" min:"0" max:"1000"`

@@ -17,6 +17,7 @@ import (
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/controller/guard"
+	"turnstone.dev/turnstone/internal/server/controller/guide"
 	"turnstone.dev/turnstone/internal/server/controller/inflight"
 	"turnstone.dev/turnstone/internal/server/controller/placing"
 	"turnstone.dev/turnstone/internal/server/controller/quota"
@@ -61,6 +62,8 @@ type Options struct {
 	PoolBound func(tenant string) int
 	// Version is that of this program: nodes of another get only what fits nowhere else; empty: the same.
 	Version string
+	// Shared: each node has each session, in a database of all.
+	Shared bool
 	// Audit notes calls and channels. Its zero value notes nothing.
 	Audit guard.Auditor
 }
@@ -123,6 +126,7 @@ type Controller struct {
 	calls    inflight.Locks
 	unmade   inflight.Unmade
 	pendings inflight.Pendings
+	guide    guide.Guide
 }
 
 // New returns a controller, which resumes with the records that an earlier one left. Close it. The
@@ -152,6 +156,8 @@ func New(ctx context.Context, o Options) (*Controller, error) {
 	c.nodes.fleet = placing.New(placing.Options{Lost: o.Times.Lost, Pools: o.Pools,
 		Bound: o.PoolBound, Version: o.Version})
 	c.hub.max = o.Watches
+	c.guide = guide.Guide{Shared: o.Shared, Place: c.nodes.place, At: c.at, Change: c.change,
+		Pend: c.pendings.Add}
 	if err := c.restore(ctx); err != nil {
 		return nil, err
 	}

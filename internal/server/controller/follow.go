@@ -11,6 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/server/controller/guide"
 	"turnstone.dev/turnstone/internal/server/controller/message"
 	"turnstone.dev/turnstone/internal/server/controller/usage"
 	"turnstone.dev/turnstone/internal/server/records"
@@ -299,6 +300,9 @@ func (c *Controller) reconcile(ctx context.Context, r records.Report) (records.O
 	if r.Mark > 0 { // a list: what is missing in it is lost
 		of = nil
 	}
+	if c.o.Shared {
+		r.Moves = guide.Later
+	}
 	var out records.Outcome
 	err := c.committing(ctx, "", func() (err error) {
 		if out, err = c.o.Records.Reconcile(ctx, r); err != nil {
@@ -320,7 +324,7 @@ func (c *Controller) reconcile(ctx context.Context, r records.Report) (records.O
 // adopt gives a session that is new what was begun under its name. The caller holds commit.
 func (c *Controller) adopt(ctx context.Context, s records.Object) error {
 	for r, node := range c.ledger.Of(s.Tenant, s.Name) {
-		if node != s.Node {
+		if node != s.Node && !c.o.Shared {
 			continue
 		}
 		after, err := c.o.Records.Change(ctx, node, r.Kind, r.ID, records.Change{Session: &s.ID})

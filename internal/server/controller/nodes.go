@@ -14,7 +14,6 @@ import (
 	"turnstone.dev/turnstone"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
-	"turnstone.dev/turnstone/internal/fleet"
 	"turnstone.dev/turnstone/internal/server/controller/placing"
 	"turnstone.dev/turnstone/internal/server/fair"
 	"turnstone.dev/turnstone/internal/server/records"
@@ -108,7 +107,7 @@ func (c *Controller) register(ctx context.Context, info *v1.Node, address string
 		return nil
 	}
 	state := records.NodeUp
-	if after == fleet.Draining {
+	if after == placing.Draining {
 		state = records.NodeDraining
 	}
 	return c.recordNode(ctx, info, address, state)

@@ -76,19 +76,18 @@ func (c *Controller) planSandbox(ctx context.Context, p auth.Principal, m *v1.Cr
 	if err != nil {
 		return none, room, err
 	}
-	want.Node = in.node
 	template := want.Template
 	if id := m.GetSnapshotId(); id != "" {
 		s, err := c.kept(ctx, op, p, id)
 		if err != nil {
 			return none, room, err
 		}
-		if in.node != "" && in.node != s.Node {
+		if in.node != "" && in.node != s.Node && !c.o.Shared {
 			return none, room, unfit(op, id, "is on another node than the session")
 		}
 		want.Node, template = s.Node, s.Template
 	}
-	room, err = c.nodes.place(want)
+	room, err = c.guide.Room(want, in.node)
 	return records.Object{Kind: records.Sandbox, ID: string(turnstone.NewSandboxID()),
 		Tenant: p.Tenant, Owner: p.Subject, Node: room.Node, Name: m.Name, Session: in.name,
 		Template: template, Labels: m.Metadata}, room, err

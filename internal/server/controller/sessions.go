@@ -9,6 +9,7 @@ import (
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/controller/guard"
+	"turnstone.dev/turnstone/internal/server/controller/guide"
 	"turnstone.dev/turnstone/internal/server/controller/message"
 	"turnstone.dev/turnstone/internal/server/controller/placing"
 	"turnstone.dev/turnstone/internal/server/records"
@@ -47,11 +48,11 @@ func (c sessionService) CreateSession(ctx context.Context,
 	answer := &v1.CreateSessionResponse{}
 	err := c.create(ctx, p, creation{op: op, key: keyOf(p, "CreateSession", m),
 		plan: func(context.Context) ([]records.Object, error) {
-			want := placing.Need{}
+			near := ""
 			if m.Name != "" {
-				want.Node = c.ledger.NodeOf(p.Tenant, m.Name)
+				near = c.ledger.NodeOf(p.Tenant, m.Name)
 			}
-			room, err := c.nodes.place(want)
+			room, err := c.guide.Room(placing.Need{}, near)
 			return []records.Object{{Kind: records.Session, ID: string(turnstone.NewSessionID()),
 				Tenant: p.Tenant, Owner: p.Subject, Node: room.Node, Name: m.Name}}, err
 		},
@@ -167,14 +168,14 @@ func (c sessionService) ConnectSession(ctx context.Context,
 // connectSession asks for an attestation by the session's ID: its name may be another's by now.
 func (c *Controller) connectSession(ctx context.Context, p auth.Principal, o records.Object,
 	m *v1.NodeServiceConnectSessionRequest) (*v1.Channel, error) {
-	node, err := c.at(o.Node)
-	if err != nil {
-		return nil, err
-	}
-	ctx, end := c.call(ctx)
-	defer end()
 	m.Principal, m.SessionId = message.Principal(p), o.ID
-	answer, err := node.ConnectSession(ctx, connect.NewRequest(m))
+	var answer *connect.Response[v1.ConnectSessionResponse]
+	_, err := c.guide.Call(ctx, o, placing.Need{}, func(_ records.Object, n guide.Node) (err error) {
+		ctx, end := c.call(ctx)
+		defer end()
+		answer, err = n.ConnectSession(ctx, connect.NewRequest(m))
+		return err
+	})
 	if err != nil {
 		return nil, asked(err)
 	}
@@ -222,19 +223,18 @@ func (c sessionService) RenameSession(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	client, err := c.at(o.Node)
-	if err != nil {
-		return nil, err
-	}
 	// First the record: only records know the names of all nodes.
 	after, err := c.change(ctx, o, records.Change{Name: &to})
 	if err != nil {
 		return nil, err
 	}
-	ask, end := c.call(ctx)
-	defer end()
-	_, err = client.RenameSession(ask, connect.NewRequest(&v1.NodeServiceRenameSessionRequest{
-		Principal: message.Principal(p), Request: r.Msg, SessionId: o.ID}))
+	after, err = c.guide.Call(ctx, after, placing.Need{}, func(_ records.Object, n guide.Node) error {
+		ask, end := c.call(ctx)
+		defer end()
+		_, err := n.RenameSession(ask, connect.NewRequest(&v1.NodeServiceRenameSessionRequest{
+			Principal: message.Principal(p), Request: r.Msg, SessionId: o.ID}))
+		return err
+	})
 	if err != nil {
 		ctx, end := system(ctx)
 		defer end()
@@ -257,18 +257,17 @@ func (c sessionService) DeleteSession(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	client, err := c.at(o.Node)
-	if err != nil {
-		return nil, err
-	}
-	ask, end := c.call(ctx)
-	defer end()
-	_, err = client.DeleteSession(ask, connect.NewRequest(&v1.NodeServiceDeleteSessionRequest{
-		Principal: message.Principal(p), Request: r.Msg, SessionId: o.ID}))
+	o, err = c.guide.Call(ctx, o, placing.Need{}, func(_ records.Object, n guide.Node) error {
+		ask, end := c.call(ctx)
+		defer end()
+		_, err := n.DeleteSession(ask, connect.NewRequest(&v1.NodeServiceDeleteSessionRequest{
+			Principal: message.Principal(p), Request: r.Msg, SessionId: o.ID}))
+		return err
+	})
 	if err != nil && !isNotFound(err) {
 		return nil, asked(err)
 	}
-	ctx, end = system(ctx)
+	ctx, end := system(ctx)
 	defer end()
 	if err := c.remove(ctx, o); err != nil {
 		return nil, err

@@ -12,6 +12,7 @@ import (
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/controller/guard"
+	"turnstone.dev/turnstone/internal/server/controller/guide"
 	"turnstone.dev/turnstone/internal/server/controller/message"
 	"turnstone.dev/turnstone/internal/server/controller/placing"
 	"turnstone.dev/turnstone/internal/server/controller/quota"
@@ -41,6 +42,7 @@ func (c turnService) StartTurn(ctx context.Context, r *connect.Request[v1.StartT
 	}
 	answer := &v1.StartTurnResponse{}
 	machine := c.nodes.planned(m.Machine, ask.Template)
+	need := placing.Need{Machine: orEmpty(m.Machine), Template: ask.Template}
 	err := c.create(ctx, p, creation{op: op, key: keyOf(p, "StartTurn", m),
 		want: quota.Want{Turn: true, Each: machine, Stores: true},
 		plan: func(ctx context.Context) ([]records.Object, error) {
@@ -48,14 +50,16 @@ func (c turnService) StartTurn(ctx context.Context, r *connect.Request[v1.StartT
 			if err != nil {
 				return nil, err
 			}
-			room, err := c.nodes.place(placing.Need{Node: in.node, Machine: orEmpty(m.Machine),
-				Template: ask.Template})
+			room, err := c.guide.Room(need, in.node)
 			return []records.Object{{Kind: records.Turn, ID: newID("tk_"), Tenant: p.Tenant,
 				Owner: p.Subject, Node: room.Node, Session: in.name, Template: ask.Template,
 				Labels: machineLabels(machine)}}, err
 		},
 		make: func(ctx context.Context, made []records.Object) (err error) {
-			answer, err = c.reserve(ctx, p, m, made[0])
+			made[0], err = c.guide.Call(ctx, made[0], need, func(o records.Object, node guide.Node) error {
+				answer, err = c.reserve(ctx, p, m, o, node)
+				return err
+			})
 			return err
 		},
 		again: func(ctx context.Context, made []records.Object) error {
@@ -84,11 +88,7 @@ func machineLabels(m turnstone.Machine) map[string]string {
 
 // reserve asks the node for a ticket that has a record. The node's report completes the record.
 func (c *Controller) reserve(ctx context.Context, p auth.Principal, m *v1.StartTurnRequest,
-	o records.Object) (*v1.StartTurnResponse, error) {
-	client, err := c.at(o.Node)
-	if err != nil {
-		return nil, err
-	}
+	o records.Object, client guide.Node) (*v1.StartTurnResponse, error) {
 	session := ""
 	if message.IsSessionID(o.Session) {
 		session = o.Session
@@ -167,14 +167,14 @@ func (c turnService) CancelTurn(ctx context.Context, r *connect.Request[v1.Cance
 	if x.State.Final() {
 		return connect.NewResponse(&v1.CancelTurnResponse{Turn: message.Turn(x)}), nil
 	}
-	client, err := c.at(x.Node)
-	if err != nil {
-		return nil, err
-	}
-	ask, end := c.call(ctx)
-	defer end()
-	answer, err := client.CancelTurn(ask, connect.NewRequest(&v1.NodeServiceCancelTurnRequest{
-		Principal: message.Principal(p), Request: r.Msg}))
+	var answer *connect.Response[v1.CancelTurnResponse]
+	err = c.guide.Ask(ctx, x.Object, func(n guide.Node) (err error) {
+		ask, end := c.call(ctx)
+		defer end()
+		answer, err = n.CancelTurn(ask, connect.NewRequest(&v1.NodeServiceCancelTurnRequest{
+			Principal: message.Principal(p), Request: r.Msg}))
+		return err
+	})
 	if err != nil {
 		return nil, asked(err)
 	}
@@ -182,7 +182,7 @@ func (c turnService) CancelTurn(ctx context.Context, r *connect.Request[v1.Cance
 	if told.ID != x.ID || !told.Valid() {
 		return nil, wrong(x.Node)
 	}
-	ctx, end = system(ctx)
+	ctx, end := system(ctx)
 	defer end()
 	if _, err := c.apply(ctx, x.Node, []message.Report{told}); err != nil {
 		return nil, err

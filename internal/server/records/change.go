@@ -33,7 +33,7 @@ func (db *DB) Change(ctx context.Context, node string, kind Kind, id string, c C
 // reported reports a change that the node reports again if it is lost.
 func (c *Change) reported(kind Kind) bool {
 	if kind != Sandbox || c.Result != "" || c.Reason != "" || c.Paused != nil || c.Name != nil ||
-		c.Session != nil || c.Expires != nil {
+		c.Session != nil || c.Expires != nil || c.Node != nil {
 		return false
 	}
 	if c.Event == Configured { // a repetition of the call makes the node answer the same sandbox
@@ -47,6 +47,8 @@ func (c *Change) check(kind Kind) error {
 	switch {
 	case First(kind) == "":
 		return invalid("change", "the change", "%.40q is not a kind", string(kind))
+	case c.Node != nil && (kind != Session && kind != Turn || !isID(*c.Node)):
+		return invalid("change", "the change", "a %.40s does not move to %.140q", string(kind), *c.Node)
 	case c.Event != "" && c.State != "":
 		return invalid("change", "the change", "has both an event and a state")
 	case !isText(c.Result), !isText(c.Reason), c.Name != nil && !isText(*c.Name),
@@ -119,6 +121,9 @@ func (db *DB) apply(ctx context.Context, tx *transaction, r row, c Change) (Obje
 	if c.Session != nil {
 		o.Session = *c.Session
 	}
+	if c.Node != nil {
+		o.Node = *c.Node
+	}
 	if c.Name != nil && *c.Name != o.Name {
 		o.Name = *c.Name
 		if !state.Final() {
@@ -145,9 +150,9 @@ func (db *DB) update(ctx context.Context, tx *transaction, seq int64, o *Object,
 		}
 	}
 	_, err := tx.ExecContext(ctx, `UPDATE objects SET state = ?, paused = ?, changed = ?,
-		result = ?, reason = ?, detail = ?, expires = ?, name = ?, session = ? WHERE seq = ?`,
+		result = ?, reason = ?, detail = ?, expires = ?, name = ?, session = ?, node = ? WHERE seq = ?`,
 		o.State, o.Paused, unixNano(o.Changed), o.Result, o.Reason, blob(o.Detail),
-		unixNano(o.Expires), o.Name, o.Session, seq)
+		unixNano(o.Expires), o.Name, o.Session, o.Node, seq)
 	return err
 }
 
@@ -191,7 +196,7 @@ func (db *DB) reconcile(ctx context.Context, tx *transaction, r Report) (out Out
 	present := map[ref]bool{}
 	for _, o := range r.Objects {
 		present[ref{o.Kind, o.ID}] = true
-		if err := db.agree(ctx, tx, r.Node, o, &out); err != nil {
+		if err := db.agree(ctx, tx, r, o, &out); err != nil {
 			return out, err
 		}
 	}
@@ -225,8 +230,11 @@ func (db *DB) reconcile(ctx context.Context, tx *transaction, r Report) (out Out
 const ResultError = "error"
 
 // agree makes a record agree with what its node reports.
-func (db *DB) agree(ctx context.Context, tx *transaction, node string, o Object, out *Outcome) error {
+func (db *DB) agree(ctx context.Context, tx *transaction, of Report, o Object, out *Outcome) error {
+	node := of.Node
 	r, err := find(ctx, tx, o.Kind, o.ID)
+	moves := err == nil && o.Kind == Turn && r.Node != node && o.Tenant == r.Tenant && !r.State.Final() &&
+		of.Moves != nil && of.Moves(r.Object, o)
 	switch {
 	case errors.Is(err, errNone):
 		return db.adopt(ctx, tx, node, o, out)
@@ -234,7 +242,7 @@ func (db *DB) agree(ctx context.Context, tx *transaction, node string, o Object,
 		return err
 	case r.Node == node && o.Tenant == r.Tenant && r.returns(o):
 		return db.revive(ctx, tx, r, o, out)
-	case r.Node != node, o.Tenant != "" && o.Tenant != r.Tenant, r.State.Final():
+	case r.Node != node && !moves, o.Tenant != "" && o.Tenant != r.Tenant, r.State.Final():
 		if !o.State.Final() {
 			out.Surplus = append(out.Surplus, o)
 		}
@@ -244,13 +252,16 @@ func (db *DB) agree(ctx context.Context, tx *transaction, node string, o Object,
 	}
 	o.Tenant = r.Tenant
 	c := Change{State: o.State, Result: o.Result, Reason: o.Reason, Detail: o.Detail}
+	if moves {
+		c.Node = &node
+	}
 	if o.Session != "" && o.Session != r.Session {
 		c.Session = &o.Session
 	}
 	if o.Kind == Session && o.Name != "" && o.Name != r.Name && !taken(checkFree(ctx, tx, &o)) {
 		c.Name = &o.Name // renamed at the node
 	}
-	if r.State == o.State && r.Paused == o.Paused && c.Session == nil && c.Name == nil &&
+	if c.Node == nil && r.State == o.State && r.Paused == o.Paused && c.Session == nil && c.Name == nil &&
 		(o.Detail == nil || bytes.Equal(r.Detail, o.Detail)) {
 		return nil
 	}

@@ -162,6 +162,8 @@ type Change struct {
 	Session *string
 	Detail  []byte
 	Expires *time.Time
+	// Node is the node that has the session or the turn from now on, where nodes share sessions.
+	Node *string
 }
 
 // NodeState says whether a node gets new objects.
@@ -196,6 +198,9 @@ type Report struct {
 	// Objects need only Kind, ID and State. One with a tenant that has not ended and has no record
 	// gets one. A session that the node had lost and has again gets its record back.
 	Objects []Object
+	// Moves says whether a turn of another node's record is this node's by now, where nodes share
+	// sessions; nil: none is.
+	Moves func(have, told Object) bool
 }
 
 // An Outcome says what Reconcile did.

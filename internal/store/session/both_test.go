@@ -40,7 +40,7 @@ func open(t testing.TB, place string) *DB {
 
 func openPlace(ctx context.Context, place string) (*DB, error) {
 	if url, schema, is := strings.Cut(place, "#"); is {
-		return openShared(ctx, url, schema, lease.Life)
+		return OpenShared(ctx, url, schema, lease.Life)
 	}
 	return Open(ctx, filepath.Join(place, "context.db"))
 }

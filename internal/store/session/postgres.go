@@ -21,12 +21,9 @@ import (
 var postgresMigrations embed.FS
 
 // OpenShared opens the schema of the PostgreSQL database at url, which several machines may use
-// concurrently, and creates what is missing. A turn's lease is a row: see lease.Rows.
-func OpenShared(ctx context.Context, url, schema string) (*DB, error) {
-	return openShared(ctx, url, schema, lease.Life)
-}
-
-func openShared(ctx context.Context, url, schema string, life time.Duration) (*DB, error) {
+// concurrently, and creates what is missing. A turn's lease is a row, which lasts for life without being
+// renewed, or for lease.Life if that is 0: see lease.Rows.
+func OpenShared(ctx context.Context, url, schema string, life time.Duration) (*DB, error) {
 	q, err := pg.Open(ctx, url, schema)
 	if err != nil {
 		return nil, err

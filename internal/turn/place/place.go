@@ -266,7 +266,7 @@ func (at *Place) needs(b *store.Batch) []turnstone.Digest {
 // onTemplate reports whether a sealed turn's machine lies on a template. A resumed one lies on its
 // checkpoint, and its template was noted with that.
 func (at *Place) onTemplate() bool {
-	return at.State == nil && at.Resumed == nil && at.Context.Sealed()
+	return at.State == nil && (at.Resumed == nil || at.Resumed.Step == 0) && at.Context.Sealed()
 }
 
 // Finish ends the turn with its result, its record, its state and its use of a home, which may be

@@ -88,7 +88,10 @@ func Resume(ctx context.Context, r *turn.Runner, cs *repo.ContextStore, req Resu
 		return nil, fail(turnstone.KindInvalid, "give the headers that the turn began with", "%w", err)
 	}
 	own.Session, own.Branch = string(t.Session), t.Branch
-	own.Checkpoint, own.SecretHeaders = turnstone.CheckpointStep, req.SecretHeaders
+	own.Checkpoint, own.SecretHeaders = rec.Checkpoint, req.SecretHeaders
+	if c.Step > 0 {
+		own.Checkpoint = turnstone.CheckpointStep
+	}
 	own.Commands, own.Remote = req.Commands, req.Remote
 	own.Network, own.NetworkRules = req.Network, req.NetworkRules
 	return r.Resume(ctx, *own, t.ID, obs)

@@ -19,6 +19,9 @@ import (
 // A Room is a reservation of room at a node.
 type Room = fleet.Reservation
 
+// Draining is the state of a node that gets no new work.
+const Draining = fleet.Draining
+
 // A Need is what a new object wants of its node.
 type Need struct {
 	Tenant    string      // of a new sandbox, whose creation costs the node work; else ""

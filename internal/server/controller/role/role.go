@@ -135,7 +135,7 @@ func (r *Role) begin(ctx context.Context, g *reign, issuer *auth.Issuer) error {
 				Stored: q.Stored, Sent: q.BytesOut, Turns: q.Turns}
 		},
 		Pools: poolsOf(c), PoolBound: func(tenant string) int { return c.QuotaOf(tenant).Pool },
-		Version: turnstone.Version,
+		Version: turnstone.Version, Shared: c.Machine.Database != "",
 		// Verifiers refuse tokens when they heard nothing for the time of the setting, which other
 		// processes may have set to less.
 		Times: controller.Times{Beat: config.LeastRevocations / 4}})

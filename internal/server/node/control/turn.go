@@ -177,11 +177,24 @@ func (s *Service) CancelTurn(ctx context.Context,
 		return nil, err
 	}
 	st, i, err := s.turn(r.Msg.Principal, id)
+	away := false // at a node that does not answer
+	if turnstone.KindOf(err) == turnstone.KindNotFound {
+		if st, err = s.find(r.Msg.Principal, kindTurn, id); err == nil {
+			i, err = st.Turns.Elsewhere(ctx, id)
+			away, err = err == nil, hide(err, kindTurn, id)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
 	if i.Client != who.key && !who.admin(auth.TurnsAdmin) {
 		return nil, who.refuse("turn.cancel", kindTurn, id, auth.TurnsAdmin)
+	}
+	if away {
+		if err := st.Turns.Forbid(id); err != nil {
+			return nil, err
+		}
+		return connect.NewResponse(&v1.CancelTurnResponse{Turn: s.turnOf(i)}), nil
 	}
 	if err := st.Turns.Cancel(id); err != nil {
 		return nil, hide(err, kindTurn, id)

@@ -84,6 +84,7 @@ func Open(ctx context.Context, o Options) (*Member, error) {
 		return nil, err
 	}
 	set := tenants.Options{Executor: o.Executor, Turns: o.Settings.Turns,
+		Node: o.Settings.Name, Retries: o.Settings.Retries,
 		Wait: o.Limits.Wait, Waiting: o.Limits.Waiting, Warm: warmTurns(o)}
 	if o.Watch != nil {
 		set.Runner = o.Watch.Turns

@@ -54,11 +54,13 @@ const (
 	Own               // remove or rename the session, and admit others: only its owner
 )
 
-// A Store keeps a file for each session that a client made. Its methods are safe for concurrent use,
-// also by several processes.
+// A Store keeps a file for each session that a client made, or a row where several nodes have the same
+// sessions; templates, which each node has for itself, have files. Its methods are safe for concurrent
+// use, also by several processes.
 type Store struct {
-	dir string
-	now func() time.Time
+	dir  string
+	rows Rows // of sessions; nil: they have files
+	now  func() time.Time
 }
 
 // lockFile serializes changes.
@@ -238,6 +240,11 @@ func (s *Store) Forget(session turnstone.SessionID) error {
 	if !sessionID.MatchString(string(session)) {
 		return nil
 	}
+	if s.inRows(session) {
+		ctx, end := soon()
+		defer end()
+		return s.rows.RemoveEntry(ctx, session)
+	}
 	err := os.Remove(s.path(session))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -248,6 +255,9 @@ func (s *Store) Forget(session turnstone.SessionID) error {
 // Sweep removes the entries of sessions that do not exist any more, such as those that a garbage
 // collection removed. exists returns an error of kind NotFound for these.
 func (s *Store) Sweep(exists func(turnstone.SessionID) error) error {
+	if s.rows != nil {
+		return s.sweepRows(exists)
+	}
 	all, err := os.ReadDir(s.dir)
 	if err != nil {
 		return failed("", err)
@@ -288,6 +298,9 @@ func (s *Store) load(session turnstone.SessionID) (*entry, error) {
 	if !sessionID.MatchString(string(session)) {
 		return nil, hidden(session)
 	}
+	if s.inRows(session) {
+		return s.loadRow(session)
+	}
 	f, err := os.Open(s.path(session))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, err
@@ -300,6 +313,11 @@ func (s *Store) load(session turnstone.SessionID) (*entry, error) {
 	if err != nil {
 		return nil, failed(session, err)
 	}
+	return decodeOf(session, text, filepath.Base(s.dir)+"/"+string(session)+suffix)
+}
+
+// decodeOf decodes the entry of a session, which is in the place where.
+func decodeOf(session turnstone.SessionID, text []byte, where string) (*entry, error) {
 	e, err := decode(text)
 	if err == nil && e.Session != session {
 		err = errors.New("is that of another session")
@@ -307,8 +325,7 @@ func (s *Store) load(session turnstone.SessionID) (*entry, error) {
 	if err != nil {
 		return nil, turnstone.NewError("session.owner", turnstone.KindIntegrity,
 			"the owners of "+label(session), err).
-			WithHint("let the node's operator look at " + filepath.Base(s.dir) + "/" +
-				string(session) + suffix)
+			WithHint("let the node's operator look at " + where)
 	}
 	return e, nil
 }
@@ -319,28 +336,37 @@ func (s *Store) change(ctx context.Context, session turnstone.SessionID,
 	if !sessionID.MatchString(string(session)) {
 		return hidden(session)
 	}
+	if s.inRows(session) {
+		return s.changeRow(ctx, session, f)
+	}
 	lock, err := statedir.Acquire(ctx, filepath.Join(s.dir, lockFile), nil)
 	if err != nil {
 		return err
 	}
 	defer lock.Release()
 	e, err := s.load(session)
-	fresh := errors.Is(err, fs.ErrNotExist)
-	if fresh {
-		e, err = &entry{Version: version, Session: session}, nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	e.forgetExpired(s.now())
-	if err := f(e, fresh); err != nil {
-		return err
-	}
-	text, err := e.encode()
+	text, err := s.changed(session, e, f)
 	if err != nil {
 		return err
 	}
 	return failed(session, s.write(session, text))
+}
+
+// changed returns what f makes of the entry e of a session; nil: there is none.
+func (s *Store) changed(session turnstone.SessionID, e *entry,
+	f func(e *entry, fresh bool) error) ([]byte, error) {
+	fresh := e == nil
+	if fresh {
+		e = &entry{Version: version, Session: session}
+	}
+	e.forgetExpired(s.now())
+	if err := f(e, fresh); err != nil {
+		return nil, err
+	}
+	return e.encode()
 }
 
 // write replaces a file, durably.

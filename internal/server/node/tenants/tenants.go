@@ -36,6 +36,9 @@ type Options struct {
 	// Executor are the options of every tenant's executor. Dir is the node's state directory, and
 	// Holder keeps sandboxes.
 	Executor executor.Options
+	// Node is the name of the node, and Retries bounds how often a turn of a lost one starts again.
+	Node    string
+	Retries int
 	// Turns is the number of turns of one tenant that may run at the same time. Default: 16.
 	Turns int
 	// Wait bounds how long a turn waits for a place, and Waiting how many of a tenant do: see
@@ -86,6 +89,7 @@ type State struct {
 
 	sessions *sessions.Service
 	root     *statedir.Dir // of the node, which has the tenant's
+	common   *turns.Shared // with other nodes; nil: the sessions are this node's
 
 	shared *State // the operator's; nil in itself
 }
@@ -115,7 +119,9 @@ func (s *State) RemoveTemplate(ctx context.Context, name string) ([]turnstone.Se
 // Operator reports whether it is the state of the node's operator.
 func (s *State) Operator() bool { return s.shared == nil }
 
-func (s *State) close() error { return errors.Join(s.Turns.Close(), s.Executor.Close()) }
+func (s *State) close() error {
+	return errors.Join(s.Turns.Close(), s.Executor.Close(), s.common.Close())
+}
 
 // A Set is the tenants of a node. Its methods are safe for concurrent use.
 type Set struct {
@@ -235,7 +241,11 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	st.Database = o.Database
+	if st.Database = o.Database; st.Database != "" {
+		if st.common, err = turns.OpenShared(ctx, st.Database); err != nil {
+			return nil, errors.Join(err, x.Close())
+		}
+	}
 	st.Executor, st.Runner, st.Sandboxes = x, x, sandboxes.NewStore(st.Dir.Root)
 	if s.o.Runner != nil {
 		st.Runner = s.o.Runner(tenant, x)
@@ -259,10 +269,10 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 		err = st.openSessions()
 	}
 	if err == nil {
-		err = st.recoverTurns()
+		err = st.recoverTurns(s.o.Node, s.o.Retries)
 	}
 	if err != nil {
-		return nil, errors.Join(err, x.Close())
+		return nil, errors.Join(err, x.Close(), st.common.Close())
 	}
 	return st, nil
 }
@@ -284,13 +294,18 @@ func (s *State) private(ctx context.Context, t turns.Ticket) (string, error) {
 
 // recoverTurns ends or resumes the turns that a former process left. A resumed turn uses what its
 // client's key may use now; no token narrows it, because none is there.
-func (s *State) recoverTurns() error {
-	return s.Turns.Recover(func(t turns.Ticket, operator bool) turns.Limit {
+func (s *State) recoverTurns(node string, retries int) error {
+	limit := func(t turns.Ticket, operator bool) turns.Limit {
 		caller := owners.Caller{Key: t.Client, Operator: operator && s.Operator()}
 		return func(ctx context.Context) context.Context {
 			return s.Owners.Limit(ctx, caller, owners.Write)
 		}
-	})
+	}
+	if s.common != nil {
+		s.Turns.Common(turns.Common{DB: s.common, Node: node, Limit: limit})
+	}
+	s.Turns.Retries(retries)
+	return s.Turns.Recover(limit)
 }
 
 // openSessions makes the service of the tenant's sessions, and removes what clients of a former
@@ -316,6 +331,9 @@ func (s *State) openOwners() error {
 	}
 	if s.Owners, err = owners.Open(dir); err != nil {
 		return err
+	}
+	if s.common != nil {
+		s.Owners.Share(s.common)
 	}
 	return s.Owners.Sweep(func(id turnstone.SessionID) error {
 		_, err := s.Executor.CurrentSession(context.Background(), string(id))

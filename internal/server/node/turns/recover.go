@@ -1,6 +1,7 @@
 package turns
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -31,6 +32,8 @@ type begun struct {
 	Turn turnstone.TurnID `json:"turn,omitempty"`
 	// Times: the turn runs several times, and its report compares the runs.
 	Times bool `json:"times,omitempty"`
+	// Retry is how often the turn starts again at most after its node was lost.
+	Retry int `json:"retry,omitempty"`
 	// Operator: its client was connected over the operator's socket.
 	Operator bool `json:"operator,omitempty"`
 }
@@ -81,6 +84,9 @@ func (s *Service) recoverTicket(id string, limit func(Ticket, bool) Limit) error
 	if _, err := os.Stat(filepath.Join(dir, outcomeFile)); err == nil {
 		return endJournal(dir, nil, nil) // it was synced before the outcome was written
 	}
+	if waits, err := s.awaits(id, b); waits || err != nil {
+		return err
+	}
 	x, ok := s.x.(Resumer)
 	if !ok || b.Turn == "" || b.Times {
 		return endJournal(dir, nil, nil)
@@ -106,6 +112,11 @@ func (s *Service) recoverTicket(id string, limit func(Ticket, bool) Limit) error
 
 // resumeTicket continues the turn of a ticket, and its journal.
 func (s *Service) resumeTicket(t Ticket, dir string, b begun, x Resumer, limit Limit) error {
+	return s.resumeShared(t, dir, b, x, limit, work{})
+}
+
+// resumeShared is resumeTicket for an attempt that other nodes may know.
+func (s *Service) resumeShared(t Ticket, dir string, b begun, x Resumer, limit Limit, of work) error {
 	f, ended, err := openJournal(dir)
 	if err != nil {
 		return err
@@ -117,9 +128,10 @@ func (s *Service) resumeTicket(t Ticket, dir string, b begun, x Resumer, limit L
 	if err != nil {
 		return errors.Join(err, f.Close())
 	}
-	w := work{turn: b.Turn, do: func(ctx context.Context, o executor.Observer) (
+	w := work{turn: b.Turn, attempt: of.attempt, shared: of.shared, do: func(ctx context.Context, o executor.Observer) (
 		*turnstone.TurnReport, error) {
-		o.Preparing("the node was restarted: the turn continues after its last finished step")
+		o.Preparing(cmp.Or(of.why,
+			"the node was restarted: the turn continues after its last finished step"))
 		rep, err := x.ResumeTurn(ctx, executor.ResumeTurnRequest{Ref: string(b.Turn), Remote: true}, o)
 		if rep != nil {
 			return rep, err

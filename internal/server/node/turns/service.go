@@ -15,7 +15,6 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/channel"
-	"turnstone.dev/turnstone/internal/config"
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/hostpath"
 	"turnstone.dev/turnstone/internal/metered"
@@ -50,6 +49,8 @@ type Service struct {
 	tenant string
 	secret func(context.Context, Ticket) (string, error) // see Private; may be nil
 	warm   *Warm                                         // see Ahead; may be nil
+	most   int                                           // see Retries
+	common *common                                       // see Common; may be nil
 
 	ctx  context.Context // of all turns
 	stop context.CancelCauseFunc
@@ -80,7 +81,7 @@ func Open(dir string, x Executor, limit int) (*Service, error) {
 		return nil, failed("", err)
 	}
 	ctx, stop := context.WithCancelCause(context.Background())
-	s := &Service{dir: dir, x: x, now: time.Now, places: make(chan struct{}, limit),
+	s := &Service{dir: dir, x: x, now: time.Now, most: 1, places: make(chan struct{}, limit),
 		queue: NewQueue(0, 0), ctx: ctx, stop: stop, running: make(map[string]*running), starts: make(map[string]chan struct{})}
 	if err := s.clean(); err != nil {
 		stop(nil)
@@ -225,6 +226,7 @@ func (v *served) Start(ctx context.Context, c *wire.Conn, p *wire.TurnStartParam
 	if err != nil {
 		return err
 	}
+	req.Document.Front.Retry = min(req.Document.Front.Retry, s.most)
 	// each attempt has files of its own
 	if req.Dir, err = os.MkdirTemp(within(dir), filesFolder); err != nil {
 		return failed(t.ID, err)
@@ -235,6 +237,7 @@ func (v *served) Start(ctx context.Context, c *wire.Conn, p *wire.TurnStartParam
 	if err == nil {
 		req.ID = turnstone.NewTurnID()
 		err = s.start(ctx, t, dir, work{turn: req.ID, files: req.Dir, times: times > 0,
+			retry: req.Document.Front.Retry,
 			do: func(ctx context.Context, o executor.Observer) (*turnstone.TurnReport, error) {
 				if times > 0 {
 					return s.x.Times(ctx, req, times, o)
@@ -270,7 +273,12 @@ type work struct {
 	turn  turnstone.TurnID
 	times bool   // it runs several times
 	files string // a folder that is removed after the turn; empty: none
-	do    func(ctx context.Context, o executor.Observer) (*turnstone.TurnReport, error)
+	why   string // it runs again; empty: it does not, or at the same node
+	retry int    // how often it may start again, as its document says
+	// attempt counts the nodes that were lost with the turn; shared: other nodes know the ticket.
+	attempt int
+	shared  bool
+	do      func(ctx context.Context, o executor.Observer) (*turnstone.TurnReport, error)
 }
 
 // starting notes that a ticket's turn is being started: one command at a time receives its files. It
@@ -344,7 +352,7 @@ func receiveFiles(ctx context.Context, c *wire.Conn, id wire.StreamID, dir strin
 	}
 	defer func() { _ = in.Close() }()
 	return tarfiles.Unpack(ctx, in, dir+"/", tarfiles.Any(), tarfiles.Limits{
-		Room: func(dir string) error { return diskspace.Room(dir, config.Space{}) }})
+		Room: diskspace.DefaultRoom})
 }
 
 // start begins the ticket of v and its turn when there is a place for it. A ticket that has waited
@@ -364,7 +372,11 @@ func (s *Service) start(ctx context.Context, t Ticket, dir string, w work, v *se
 	if s.closed {
 		return turnstone.Errorf("turn.run", turnstone.KindUnavailable, "the node", "stops")
 	}
-	if err := s.begin(t, dir, begun{Turn: w.turn, Times: w.times, Operator: v.operator}); err != nil {
+	b := begun{Turn: w.turn, Times: w.times, Operator: v.operator, Retry: w.retry}
+	if w.shared, err = s.publish(ctx, t, dir, b); err != nil {
+		return err
+	}
+	if err := s.begin(t, dir, b); err != nil {
 		return err
 	}
 	j, err := createJournal(journalOf(dir))
@@ -415,6 +427,10 @@ func (s *Service) run(ctx context.Context, id string, r *running, what work) {
 	used := new(metered.Meter)
 	ctx = metered.NewContext(ctx, used)
 	report, err := what.do(ctx, w)
+	if what.shared && !s.settle(id, what.attempt) {
+		s.abandon(id, r)
+		return
+	}
 	if err := w.End(report, err); err != nil {
 		slog.WarnContext(ctx, "the journal of a turn is not complete", "ticket", id, "err", err)
 	}
@@ -515,6 +531,9 @@ func (s *Service) copyJournal(ctx context.Context, id, dir string, w io.Writer, 
 // Cancel ends a running turn.
 func (v *served) Cancel(_ context.Context, _ *wire.Conn, p *wire.TurnCancelParams) error {
 	if _, _, err := v.s.of(v.client, p.Ticket); err != nil {
+		return err
+	}
+	if err := v.s.Forbid(p.Ticket); err != nil {
 		return err
 	}
 	v.s.mu.Lock()

@@ -64,7 +64,7 @@ func (s *Service) Get(id string) (Info, error) {
 	if i.State = Running; r != nil {
 		i.Started = r.started
 	}
-	busy := r != nil && !r.ended
+	busy := r != nil && !r.ended || s.common.has(id)
 	s.mu.Unlock()
 	switch {
 	case busy:
@@ -173,6 +173,9 @@ func (s *Service) Cancel(id string) error {
 	}
 	if !errors.Is(err, fs.ErrExist) {
 		return failed(id, err)
+	}
+	if err := s.Forbid(id); err != nil {
+		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
