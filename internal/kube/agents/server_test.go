@@ -130,11 +130,11 @@ func (s *server) Run(_ context.Context, namespace, id string, m agents.Main) (ag
 }
 
 func (s *server) SetPool(_ context.Context, namespace, name string, _ *v1.CreateSandboxRequest, replicas int32,
-	_ time.Duration) (int32, error) {
+	_ time.Duration) (agents.Waiting, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.targets[namespace+"/"+name] = replicas
-	return replicas, nil
+	return agents.Waiting{Ready: replicas}, nil
 }
 
 // all returns a copy of the sandboxes.

@@ -34,6 +34,10 @@ type Options struct {
 var scopes = []string{string(auth.SandboxesCreate), string(auth.SandboxesRead), string(auth.SandboxesConnect),
 	string(auth.SandboxesControl), string(auth.SandboxesDelete), string(auth.TemplatesRead)}
 
+// poolScopes are what a token for a tenant's pools grants. It is another token, so that an operator
+// whose own token does not grant this serves all but pools.
+var poolScopes = []string{string(auth.PoolsWrite)}
+
 const (
 	tokenLife = time.Hour
 	renewIn   = tokenLife / 2
@@ -46,11 +50,12 @@ type Client struct {
 	make func(ctx context.Context, token remote.Token) (*remote.Server, error)
 
 	mu  sync.Mutex
-	all map[string]*tenant
+	all map[string]*tenant // by the namespace, and its use
 }
 
-// A tenant is a namespace.
+// A tenant is a namespace, for what its token grants.
 type tenant struct {
+	scopes []string
 	server *remote.Server
 	boxes  *remote.Sandboxes
 
@@ -89,14 +94,19 @@ func (c *Client) Check(ctx context.Context) error {
 
 // of returns the tenant of a namespace, with a token that is valid.
 func (c *Client) of(ctx context.Context, namespace string) (*tenant, error) {
+	return c.with(ctx, namespace, namespace, scopes)
+}
+
+// with is of for a token that grants scopes, which is kept as name.
+func (c *Client) with(ctx context.Context, name, namespace string, scopes []string) (*tenant, error) {
 	if namespace == auth.OperatorTenant {
 		return nil, turnstone.Errorf("kube.tenant", turnstone.KindDenied, "namespace "+namespace,
 			"has the name of the server's own tenant").WithHint("use another namespace")
 	}
 	c.mu.Lock()
-	t := c.all[namespace]
+	t := c.all[name]
 	if t == nil {
-		t = &tenant{}
+		t = &tenant{scopes: scopes}
 		s, err := c.make(ctx, func() (string, error) {
 			t.mu.Lock()
 			defer t.mu.Unlock()
@@ -107,7 +117,7 @@ func (c *Client) of(ctx context.Context, namespace string) (*tenant, error) {
 			return nil, err
 		}
 		t.server, t.boxes = s, s.AllSandboxes()
-		c.all[namespace] = t
+		c.all[name] = t
 	}
 	c.mu.Unlock()
 	return t, c.renewed(ctx, t, namespace)
@@ -121,7 +131,7 @@ func (c *Client) renewed(ctx context.Context, t *tenant, namespace string) error
 		return nil
 	}
 	a, err := c.own.Server.CreateToken(ctx, connect.NewRequest(&v1.CreateTokenRequest{Name: "kubernetes",
-		Ttl: durationpb.New(tokenLife), Tenant: namespace, Scopes: scopes,
+		Ttl: durationpb.New(tokenLife), Tenant: namespace, Scopes: t.scopes,
 		Subject: "kubernetes namespace " + namespace}))
 	if err != nil {
 		return err

@@ -1101,6 +1101,7 @@ WarmKind = TypedDict(
         "template": "str",
         "machine": "Machine",
         "ready": "int",
+        "making": "int",
     },
     total=False,
 )
@@ -1680,6 +1681,7 @@ MESSAGES: dict[str, dict[str, Field]] = {
         "template": Field(2, "string", "one", ""),
         "machine": Field(3, "message", "one", "turnstone.v1.Machine"),
         "ready": Field(4, "uint32", "one", ""),
+        "making": Field(5, "uint32", "one", ""),
     },
 }
 
