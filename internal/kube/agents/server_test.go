@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api/serve"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/kube/agents"
 )
@@ -55,6 +56,9 @@ func (s *server) do(what string, f func() error) error {
 }
 
 func (s *server) Create(_ context.Context, namespace string, r *v1.CreateSandboxRequest) (out *v1.Sandbox, err error) {
+	if err := serve.Validate("test", r); err != nil {
+		return nil, err
+	}
 	err = s.do("create", func() error {
 		k := namespace + "/" + r.IdempotencyKey
 		if id, has := s.keys[k]; has {
@@ -134,7 +138,14 @@ func (s *server) SetPool(_ context.Context, namespace, name string, _ *v1.Create
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.targets[namespace+"/"+name] = replicas
-	return agents.Waiting{Ready: replicas}, nil
+	return agents.Waiting{Ready: replicas, Making: 2}, nil
+}
+
+// target returns what was set for a pool last.
+func (s *server) target(pool string) int32 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.targets[pool]
 }
 
 // all returns a copy of the sandboxes.
