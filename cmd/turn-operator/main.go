@@ -37,6 +37,7 @@ type flags struct {
 	TokenFile string   `help:"File with the operator's token." type:"path" xor:"token" required:""`
 	Secrets   string   `help:"Folder with hosts.toml, key and token, such as a mounted secret: they are copied into --home." type:"path" xor:"token" required:""`
 	Default   bool     `help:"Serve objects without a runtime class, too."`
+	Class     []string `help:"Serve objects of this runtime class, too, such as gvisor." placeholder:"NAME"`
 	Image     []string `help:"Replace the beginning of images' names (FROM=TO)." placeholder:"FROM=TO" sep:"none"`
 	Router    string   `help:"HOST:PORT of the router for agent-sandbox's clients; off for none." default:"off"`
 	Network   bool     `name:"router-network" help:"The router, which authenticates nobody, may be at an address that other machines reach."`
@@ -92,7 +93,7 @@ func run(ctx context.Context, f flags) error {
 		return err
 	}
 	defer func() { _ = to.Close() }()
-	o := &agents.Options{Server: to, Default: f.Default, Log: log}
+	o := &agents.Options{Server: to, Default: f.Default, Classes: f.Class, Log: log}
 	for _, text := range f.Image {
 		from, by, ok := strings.Cut(text, "=")
 		if !ok || from == "" {

@@ -73,7 +73,7 @@ func (w *world) until(what string, f func() bool) {
 }
 
 // operator runs an operator until stop is called. before is called before each of its writes.
-func (w *world) operator(s *server, write func(after bool) error) (stop func()) {
+func (w *world) operator(s *server, write func(after bool) error, classes ...string) (stop func()) {
 	w.Helper()
 	cfg, err := w.cluster.Config("turn-operator", "system:masters")
 	w.must(err)
@@ -88,7 +88,7 @@ func (w *world) operator(s *server, write func(after bool) error) (stop func()) 
 			return interceptor.NewClient(c, faulty(write)), nil
 		}})
 	w.must(err)
-	w.must(agents.Add(m, &agents.Options{Server: s, Cluster: "test", Default: true, Log: slog.New(slog.DiscardHandler),
+	w.must(agents.Add(m, &agents.Options{Server: s, Cluster: "test", Default: true, Classes: classes, Log: slog.New(slog.DiscardHandler),
 		Again: time.Second}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
