@@ -66,6 +66,8 @@ type Options struct {
 	Default bool
 	// Classes are runtime classes that are served beside RuntimeClass.
 	Classes []string
+	// Follow says how objects follow what was claimed at the server; nil: none do.
+	Follow *Follow
 	// Images replace the beginning of images' names, in order: the first that fits.
 	Images []Image
 	Log    *slog.Logger

@@ -42,6 +42,7 @@ type world struct {
 	cluster *kubetest.Cluster
 	admin   client.Client
 	server  *server
+	follow  *agents.Follow // nil: nothing is reported
 }
 
 func newWorld(t *testing.T) *world {
@@ -88,7 +89,7 @@ func (w *world) operator(s *server, write func(after bool) error, classes ...str
 			return interceptor.NewClient(c, faulty(write)), nil
 		}})
 	w.must(err)
-	w.must(agents.Add(m, &agents.Options{Server: s, Cluster: "test", Default: true, Classes: classes, Log: slog.New(slog.DiscardHandler),
+	w.must(agents.Add(m, &agents.Options{Server: s, Cluster: "test", Default: true, Classes: classes, Follow: w.follow, Log: slog.New(slog.DiscardHandler),
 		Again: time.Second}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -24,6 +25,7 @@ type server struct {
 	keys    map[string]string // of creations, to IDs
 	created int
 	targets map[string]int32 // of pools
+	noEnd   atomic.Bool      // End is refused
 	// step is called before and after each effect; an error is the caller's answer.
 	step func(what string, after bool) error
 }

@@ -170,16 +170,20 @@ func (c *Client) Get(ctx context.Context, namespace, id string) (*v1.Sandbox, er
 const maxPages = 1000
 
 // List returns the sandboxes with these metadata that were not removed.
-func (c *Client) List(ctx context.Context, namespace string, metadata map[string]string) (all []*v1.Sandbox,
-	err error) {
+func (c *Client) List(ctx context.Context, namespace string, metadata map[string]string) ([]*v1.Sandbox,
+	error) {
 	t, err := c.of(ctx, namespace)
 	if err != nil {
 		return nil, err
 	}
+	return list(ctx, t, &v1.SandboxFilter{Metadata: metadata})
+}
+
+func list(ctx context.Context, t *tenant, f *v1.SandboxFilter) (all []*v1.Sandbox, err error) {
 	page := &v1.Page{}
 	for range maxPages {
 		a, err := t.server.Sandboxes.ListSandboxes(ctx, connect.NewRequest(&v1.ListSandboxesRequest{Page: page,
-			Filter: &v1.SandboxFilter{Metadata: metadata}}))
+			Filter: f}))
 		if err != nil {
 			return nil, err
 		}
@@ -201,6 +205,10 @@ func (c *Client) Delete(ctx context.Context, namespace, id string) error {
 	if err != nil {
 		return err
 	}
+	return remove(ctx, t, id)
+}
+
+func remove(ctx context.Context, t *tenant, id string) error {
 	if err := t.boxes.Remove(ctx, turnstone.SandboxID(id)); turnstone.KindOf(err) != turnstone.KindNotFound {
 		return err
 	}
