@@ -39,6 +39,8 @@ type flags struct {
 	TokenFile string   `help:"File with the operator's token." type:"path" xor:"token" required:""`
 	Secrets   string   `help:"Folder with hosts.toml, key and token, such as a mounted secret: they are copied into --home." type:"path" xor:"token" required:""`
 	Default   bool     `help:"Serve objects without a runtime class, too."`
+	Follow    bool     `help:"Report sandboxes that were claimed at the server by objects; needs --default."`
+	Class     []string `help:"Serve objects of this runtime class, too, such as gvisor." placeholder:"NAME"`
 	Image     []string `help:"Replace the beginning of images' names (FROM=TO)." placeholder:"FROM=TO" sep:"none"`
 	Router    string   `help:"HOST:PORT of the router for agent-sandbox's clients; off for none." default:"off"`
 	Network   bool     `name:"router-network" help:"The router, which authenticates nobody, may be at an address that other machines reach."`
@@ -100,13 +102,9 @@ func run(ctx context.Context, f flags) error {
 		return err
 	}
 	defer func() { _ = to.Close() }()
-	o := &agents.Options{Server: to, Default: f.Default, Log: log}
-	for _, text := range f.Image {
-		from, by, ok := strings.Cut(text, "=")
-		if !ok || from == "" {
-			return turnstone.Errorf("operator.start", turnstone.KindInvalid, "--image "+text, "is not FROM=TO")
-		}
-		o.Images = append(o.Images, agents.Image{From: from, To: by})
+	o, err := options(f, to, log)
+	if err != nil {
+		return err
 	}
 	if o.Cluster, err = cluster(ctx, cfg); err != nil {
 		return err
@@ -131,6 +129,25 @@ func run(ctx context.Context, f flags) error {
 		return m.Start(ctx)
 	}
 	return steady.Keep(ctx, log, start)
+}
+
+// options returns what the flags say about objects.
+func options(f flags, to *control.Client, log *slog.Logger) (*agents.Options, error) {
+	o := &agents.Options{Server: to, Default: f.Default, Classes: f.Class, Log: log}
+	if f.Follow && !f.Default { // another controller would serve the reports
+		return nil, turnstone.Errorf("operator.start", turnstone.KindInvalid, "--follow", "needs --default")
+	}
+	if f.Follow {
+		o.Follow = &agents.Follow{}
+	}
+	for _, text := range f.Image {
+		from, by, ok := strings.Cut(text, "=")
+		if !ok || from == "" {
+			return nil, turnstone.Errorf("operator.start", turnstone.KindInvalid, "--image "+text, "is not FROM=TO")
+		}
+		o.Images = append(o.Images, agents.Image{From: from, To: by})
+	}
+	return o, nil
 }
 
 // newManager returns a manager without controllers.

@@ -69,6 +69,7 @@ func (p protocol) services(t *testing.T, url, token string) map[string]any {
 		connectv1.SessionServiceName:  connectv1.NewSessionServiceClient(h, url, o...),
 		connectv1.TemplateServiceName: connectv1.NewTemplateServiceClient(h, url, o...),
 		connectv1.ServerServiceName:   connectv1.NewServerServiceClient(h, url, o...),
+		connectv1.PoolServiceName:     connectv1.NewPoolServiceClient(h, url, o...),
 	}
 }
 
@@ -193,7 +194,7 @@ func healthAndReflection(t *testing.T, url string) {
 		}
 	}
 	slices.Sort(got)
-	want := []string{connectv1.SandboxServiceName, connectv1.ServerServiceName,
+	want := []string{connectv1.PoolServiceName, connectv1.SandboxServiceName, connectv1.ServerServiceName,
 		connectv1.SessionServiceName, connectv1.TemplateServiceName, connectv1.TurnServiceName}
 	if slices.Sort(want); !slices.Equal(got, want) {
 		t.Errorf("reflection names %q", got)

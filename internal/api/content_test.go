@@ -53,11 +53,13 @@ var noContent = map[string][]string{
 	},
 	"where and as whom a template's commands run, or as the caller's request says; not of a session's " +
 		"sandbox, whose commands choose": {"Sandbox.user", "Sandbox.workdir"},
+	"the name of a pool, which servers may know": {"SetPoolRequest.name"},
 	"the name of a template or an image, which servers may know": {
 		"BuildTemplateRequest.template", "CreateSandboxRequest.image",
 		"CreateSandboxRequest.template", "DeleteTemplateRequest.template",
 		"GetTemplateRequest.template", "Sandbox.template", "SandboxFilter.template",
 		"Snapshot.template", "StartTurnRequest.template", "Template.name",
+		"SetPoolRequest.template", "SetPoolRequest.image",
 		"TemplateFilter.name_prefix",
 	},
 	"the digest of a template's spec, which is no part of a turn": {

@@ -84,6 +84,7 @@ type Report struct {
 	Version    string // of its programs
 	Drains     bool
 	Warm       map[Kind]int // sandboxes that wait for a claim
+	Making     map[Kind]int // sandboxes that will wait for one
 }
 
 // Times are the intervals of a Fleet.
@@ -299,6 +300,17 @@ func (f *Fleet) Count() map[NodeState]int {
 
 // Len returns the number of nodes.
 func (f *Fleet) Len() int { return len(f.nodes) }
+
+// Waiting returns how many sandboxes of a kind wait, and how many are being made, on the nodes that
+// answer.
+func (f *Fleet) Waiting(k Kind) (ready, making int) {
+	for _, n := range f.nodes {
+		if n.state.Answers() {
+			ready, making = ready+n.report.Warm[k], making+n.report.Making[k]
+		}
+	}
+	return ready, making
+}
 
 // Open returns the names of the nodes that get work, and of the wanted version if there is one, in
 // their order.

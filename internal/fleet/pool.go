@@ -44,11 +44,26 @@ type pool struct {
 func NewPools(all []Pool, bounds func(tenant string) int) *Pools {
 	p := &Pools{bounds: bounds, by: map[Kind]*pool{}}
 	for _, x := range all {
-		x.Cover, x.Idle = cmp.Or(x.Cover, 10*time.Second), cmp.Or(x.Idle, 10*time.Minute)
-		one := &pool{Pool: x, shares: map[string]int{}}
-		p.all, p.by[x.Kind] = append(p.all, one), one
+		p.Put(x)
 	}
 	return p
+}
+
+// Put adds a pool, or changes the one of its kind, whose shares stay until the next tick.
+func (p *Pools) Put(x Pool) {
+	x.Cover, x.Idle = cmp.Or(x.Cover, 10*time.Second), cmp.Or(x.Idle, 10*time.Minute)
+	if old := p.by[x.Kind]; old != nil {
+		old.Pool = x
+		return
+	}
+	one := &pool{Pool: x, shares: map[string]int{}}
+	p.all, p.by[x.Kind] = append(p.all, one), one
+}
+
+// Remove removes the pool of a kind.
+func (p *Pools) Remove(k Kind) {
+	delete(p.by, k)
+	p.all = slices.DeleteFunc(p.all, func(x *pool) bool { return x.Kind == k })
 }
 
 // Arrive notes a claim.

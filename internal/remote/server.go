@@ -77,6 +77,7 @@ type Server struct {
 	Sessions  connectv1.SessionServiceClient
 	Templates connectv1.TemplateServiceClient
 	Server    connectv1.ServerServiceClient
+	Pools     connectv1.PoolServiceClient
 
 	o         ServerOptions
 	connect   func(ctx context.Context, network, addr string) (net.Conn, error)
@@ -124,6 +125,7 @@ func NewServer(o ServerOptions) *Server {
 	s.Sessions = connectv1.NewSessionServiceClient(client, base, options...)
 	s.Templates = connectv1.NewTemplateServiceClient(client, base, options...)
 	s.Server = connectv1.NewServerServiceClient(client, base, options...)
+	s.Pools = connectv1.NewPoolServiceClient(client, base, options...)
 	return s
 }
 

@@ -3,6 +3,7 @@ import io
 import os
 import time
 import unittest
+import urllib.request
 
 from kubernetes import client, config, watch
 from k8s_agent_sandbox import SandboxClient
@@ -28,7 +29,7 @@ class Kubernetes(unittest.TestCase):
     def setUpClass(cls):
         config.load_kube_config()
         cls.api = client.CustomObjectsApi()
-        for t in (template("python"), template("served", command=["perl", "-MIO::Socket::INET", "-e", SERVER]),
+        for t in (template("python"), template("warm", resources={"limits": {"memory": "512Mi"}}), template("served", command=["perl", "-MIO::Socket::INET", "-e", SERVER]),
                   template("hostile", securityContext={"privileged": True})):
             cls.api.create_namespaced_custom_object(EXT, VERSION, "default", "sandboxtemplates", t)
             name = t["metadata"]["name"]
@@ -70,6 +71,38 @@ class Kubernetes(unittest.TestCase):
                 return
             time.sleep(1)
         self.fail(r.text)
+
+    def test_pool(self):
+        """replicas of a pool wait, kubectl scale changes them, and a claim takes one."""
+        self.scale("warm", 2)
+        self.waits("warm", 2)
+        before = self.warm_claims()
+        self.create("warm").commands.run("true")
+        self.assertEqual(self.warm_claims(), before + 1)
+        self.waits("warm", 2)
+        self.scale("warm", 0)
+        self.waits("warm", 0)
+
+    def scale(self, pool, replicas):
+        self.api.patch_namespaced_custom_object_scale(EXT, VERSION, "default", "sandboxwarmpools", pool,
+                                                      {"spec": {"replicas": replicas}})
+
+    def waits(self, pool, count):
+        for _ in range(PATIENCE * 10):
+            p = self.api.get_namespaced_custom_object(EXT, VERSION, "default", "sandboxwarmpools", pool)
+            s = p.get("status", {})
+            if (s.get("replicas", 0), s.get("readyReplicas", 0)) == (count, count):
+                return
+            time.sleep(0.1)
+        self.fail(p)
+
+    def warm_claims(self):
+        """The server's count of claims that got a sandbox that waited."""
+        with urllib.request.urlopen(os.environ["TURN_TEST_METRICS"]) as page:
+            for line in page.read().decode().splitlines():
+                if line.startswith("turnstone_pool_claims_total{") and '"warm"' in line:
+                    return float(line.split()[-1])
+        self.fail("the count is not on the page")
 
     def test_suspend(self):
         body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": "Sandbox", "metadata": {"name": "hello-world"},

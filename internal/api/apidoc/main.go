@@ -71,7 +71,7 @@ func load(image []byte) (*api, error) {
 		return nil, err
 	}
 	a := &api{seen: map[protoreflect.FullName]bool{}}
-	for _, name := range []string{"Sandbox", "Turn", "Session", "Template"} {
+	for _, name := range []string{"Sandbox", "Turn", "Session", "Template", "Pool"} {
 		d, err := files.FindDescriptorByName(protoreflect.FullName("turnstone.v1." + name + "Service"))
 		if err != nil {
 			return nil, err

@@ -53,6 +53,8 @@ func every(report Report, seen func(string, proto.Message)) (http.Handler, []str
 		connectv1.UnimplementedSessionServiceHandler{}, options...))
 	mux.Handle(connectv1.NewTemplateServiceHandler(
 		connectv1.UnimplementedTemplateServiceHandler{}, options...))
+	mux.Handle(connectv1.NewPoolServiceHandler(
+		connectv1.UnimplementedPoolServiceHandler{}, options...))
 	mux.Handle(connectv1.NewNodeServiceHandler(
 		connectv1.UnimplementedNodeServiceHandler{}, options...))
 	mux.Handle(connectv1.NewControllerServiceHandler(
@@ -62,6 +64,7 @@ func every(report Report, seen func(string, proto.Message)) (http.Handler, []str
 	for _, file := range []protoreflect.FileDescriptor{
 		v1.File_turnstone_v1_sandbox_proto, v1.File_turnstone_v1_turn_proto,
 		v1.File_turnstone_v1_session_proto, v1.File_turnstone_v1_template_proto,
+		v1.File_turnstone_v1_pool_proto,
 		v1.File_turnstone_v1_node_proto, v1.File_turnstone_v1_controller_proto} {
 		for i := range file.Services().Len() {
 			for j := range file.Services().Get(i).Methods().Len() {

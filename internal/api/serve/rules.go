@@ -13,6 +13,8 @@ var patterns = map[string]string{
 		"the first is a letter or a digit",
 	`^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$`: "is not 1 to 63 letters, digits, '.', '_' or '-', of which " +
 		"the first is a letter or a digit",
+	`^[a-z0-9][a-z0-9.-]{0,252}$`: "is not 1 to 253 small letters, digits, '.' or '-', of which " +
+		"the first is a letter or a digit",
 	`^[a-z0-9][a-z0-9._-]{0,62}$`: "is not 1 to 63 small letters, digits, '.', '_' or '-', of which " +
 		"the first is a letter or a digit",
 	`^[a-z][a-z0-9-]{0,31}$`: "is not 1 to 32 small letters, digits or '-', of which the first is a " +

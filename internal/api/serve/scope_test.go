@@ -24,6 +24,7 @@ func TestScopes(t *testing.T) {
 	for _, file := range []protoreflect.FileDescriptor{
 		v1.File_turnstone_v1_sandbox_proto, v1.File_turnstone_v1_turn_proto,
 		v1.File_turnstone_v1_session_proto, v1.File_turnstone_v1_template_proto,
+		v1.File_turnstone_v1_pool_proto,
 		v1.File_turnstone_v1_node_proto, v1.File_turnstone_v1_controller_proto} {
 		for i := range file.Services().Len() {
 			service := file.Services().Get(i)

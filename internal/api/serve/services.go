@@ -20,6 +20,7 @@ type Services struct {
 	Sessions  connectv1.SessionServiceHandler
 	Templates connectv1.TemplateServiceHandler
 	Server    connectv1.ServerServiceHandler
+	Pools     connectv1.PoolServiceHandler
 
 	// Healthy reports why the server cannot serve callers now; nil: it always can. It must answer
 	// soon.
@@ -56,6 +57,10 @@ func (s Services) Handler(report Report, inner ...connect.Interceptor) http.Hand
 	if s.Server != nil {
 		path, h := connectv1.NewServerServiceHandler(s.Server, options...)
 		add(connectv1.ServerServiceName, path, h)
+	}
+	if s.Pools != nil {
+		path, h := connectv1.NewPoolServiceHandler(s.Pools, options...)
+		add(connectv1.PoolServiceName, path, h)
 	}
 	bounds := connect.WithHandlerOptions(
 		connect.WithReadMaxBytes(api.MaxRequest), connect.WithSendMaxBytes(api.MaxAnswer),

@@ -64,6 +64,10 @@ type Options struct {
 	Cluster string
 	// Default serves objects that name no runtime class, too.
 	Default bool
+	// Classes are runtime classes that are served beside RuntimeClass.
+	Classes []string
+	// Follow says how objects follow what was claimed at the server; nil: none do.
+	Follow *Follow
 	// Images replace the beginning of images' names, in order: the first that fits.
 	Images []Image
 	Log    *slog.Logger

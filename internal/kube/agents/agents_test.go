@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -41,6 +42,7 @@ type world struct {
 	cluster *kubetest.Cluster
 	admin   client.Client
 	server  *server
+	follow  *agents.Follow // nil: nothing is reported
 }
 
 func newWorld(t *testing.T) *world {
@@ -72,7 +74,7 @@ func (w *world) until(what string, f func() bool) {
 }
 
 // operator runs an operator until stop is called. before is called before each of its writes.
-func (w *world) operator(s *server, write func(after bool) error) (stop func()) {
+func (w *world) operator(s *server, write func(after bool) error, classes ...string) (stop func()) {
 	w.Helper()
 	cfg, err := w.cluster.Config("turn-operator", "system:masters")
 	w.must(err)
@@ -87,7 +89,7 @@ func (w *world) operator(s *server, write func(after bool) error) (stop func()) 
 			return interceptor.NewClient(c, faulty(write)), nil
 		}})
 	w.must(err)
-	w.must(agents.Add(m, &agents.Options{Server: s, Cluster: "test", Default: true, Log: slog.New(slog.DiscardHandler),
+	w.must(agents.Add(m, &agents.Options{Server: s, Cluster: "test", Default: true, Classes: classes, Follow: w.follow, Log: slog.New(slog.DiscardHandler),
 		Again: time.Second}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -196,6 +198,7 @@ func TestSandbox(t *testing.T) {
 	w.operator(w.server, nil)
 	t.Run("life", w.life)
 	t.Run("claims", w.claims)
+	t.Run("scaled", w.scaled)
 	t.Run("refused", w.refused)
 	t.Run("time", w.time)
 }
@@ -252,7 +255,7 @@ func (w *world) claims(t *testing.T) {
 	}
 	w.until("the pool has its target", func() bool {
 		w.must(w.admin.Get(t.Context(), client.ObjectKeyFromObject(pool), pool))
-		return pool.Status.ReadyReplicas == 1
+		return pool.Status.ReadyReplicas == 1 && pool.Status.Replicas == 3
 	})
 	refused := &extv1.SandboxClaim{ObjectMeta: metav1.ObjectMeta{Name: "refused", Namespace: "default"},
 		Spec: extv1.SandboxClaimSpec{WarmPoolRef: extv1.SandboxWarmPoolRef{Name: "p"},
@@ -263,6 +266,28 @@ func (w *world) claims(t *testing.T) {
 	w.must(w.admin.Delete(t.Context(), claim))
 	w.until("the claim's sandbox has ended", func() bool { return len(w.server.all()) == 0 })
 	w.becomes(&sandboxv1.Sandbox{ObjectMeta: claim.ObjectMeta}, "gone")
+}
+
+// scaled scales a pool by its subresource, as kubectl and an autoscaler do, and deletes it.
+func (w *world) scaled(t *testing.T) {
+	pool := &extv1.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default"}}
+	scale := &autoscalingv1.Scale{}
+	w.must(w.admin.SubResource("scale").Get(t.Context(), pool, scale))
+	if scale.Spec.Replicas != 1 || scale.Status.Replicas != 3 || scale.Status.Selector == "" {
+		t.Errorf("the scale is %+v", scale)
+	}
+	for _, n := range []int32{5, 0, 4} {
+		scale.Spec.Replicas = n
+		w.must(w.admin.SubResource("scale").Update(t.Context(), pool, client.WithSubResourceBody(scale)))
+		w.until("the pool is scaled", func() bool {
+			w.must(w.admin.Get(t.Context(), client.ObjectKeyFromObject(pool), pool))
+			return w.server.target("default/p") == n && pool.Status.ReadyReplicas == n &&
+				pool.Status.ObservedGeneration == pool.Generation
+		})
+		w.must(w.admin.SubResource("scale").Get(t.Context(), pool, scale))
+	}
+	w.must(w.admin.Delete(t.Context(), pool))
+	w.until("the pool's target has ended", func() bool { return w.server.target("default/p") == 0 })
 }
 
 // refused tries pods that no sandbox can be.

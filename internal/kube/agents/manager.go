@@ -70,6 +70,11 @@ func Add(m manager.Manager, o *Options) error {
 		WithOptions(many).Complete(some); err != nil {
 		return err
 	}
+	if from, ok := o.Server.(Reports); ok && o.Follow != nil {
+		if err := m.Add(newFollower(o, from, m.GetClient(), m.GetAPIReader())); err != nil {
+			return err
+		}
+	}
 	return m.Add(&sweeper{o: o, live: m.GetAPIReader()})
 }
 

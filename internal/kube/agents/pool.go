@@ -2,9 +2,12 @@ package agents
 
 import (
 	"context"
+	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	sandboxv1 "sigs.k8s.io/agent-sandbox/api/v1beta1"
 	extv1 "sigs.k8s.io/agent-sandbox/extensions/api/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -15,28 +18,36 @@ import (
 
 // Pools are the sandboxes that wait at the nodes of a server. A Server may implement it.
 type Pools interface {
-	// SetPool sets how many sandboxes like the one of a request wait, for a time, and returns how many
-	// do.
+	// SetPool sets how many sandboxes like the one of a request wait, for a time. Without replicas it
+	// ends the pool; the request may be nil then.
 	SetPool(ctx context.Context, namespace, name string, like *v1.CreateSandboxRequest, replicas int32,
-		lives time.Duration) (waiting int32, err error)
+		lives time.Duration) (Waiting, error)
 }
+
+// Waiting is how many sandboxes of a pool wait, and how many are being made.
+type Waiting struct{ Ready, Making int32 }
 
 // pools reconciles objects of the kind SandboxWarmPool.
 type pools struct {
 	o     *Options
 	to    client.Client
 	every time.Duration
+
+	mu  sync.Mutex
+	set map[types.NamespacedName]bool // by this process
 }
 
 // lives is how many times a target is set before it ends by itself.
 const lives = 10
 
 // Reconcile implements reconcile.Reconciler. A target that is no longer set ends by itself, so a pool
-// that was deleted needs no finalizer.
+// that was deleted needs no finalizer: its target is ended at once if this process has set it.
 func (r *pools) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result, error) {
 	p := &extv1.SandboxWarmPool{}
-	if err := r.to.Get(ctx, q.NamespacedName, p); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
+	if err := r.to.Get(ctx, q.NamespacedName, p); apierrors.IsNotFound(err) {
+		return ctrl.Result{}, r.end(ctx, q.NamespacedName)
+	} else if err != nil {
+		return ctrl.Result{}, err
 	}
 	t := &extv1.SandboxTemplate{}
 	k := client.ObjectKey{Namespace: p.Namespace, Name: p.Spec.TemplateRef.Name}
@@ -48,7 +59,9 @@ func (r *pools) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result, err
 	}
 	was := p.Status
 	waiting, err := r.follow(ctx, p, t)
-	p.Status.Replicas, p.Status.ReadyReplicas = waiting, waiting
+	if err == nil { // else the last that is known stays
+		p.Status.Replicas, p.Status.ReadyReplicas = waiting.Ready+waiting.Making, waiting.Ready
+	}
 	p.Status.ObservedGeneration = p.Generation
 	p.Status.Selector = sandboxv1.SandboxWarmPoolLabel + "=" + p.Name
 	if was != p.Status {
@@ -63,10 +76,10 @@ func (r *pools) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result, err
 }
 
 // follow sets the target of a pool.
-func (r *pools) follow(ctx context.Context, p *extv1.SandboxWarmPool, t *extv1.SandboxTemplate) (int32, error) {
+func (r *pools) follow(ctx context.Context, p *extv1.SandboxWarmPool, t *extv1.SandboxTemplate) (Waiting, error) {
 	to, ok := r.o.Server.(Pools)
 	if !ok {
-		return 0, nil
+		return Waiting{}, nil
 	}
 	replicas := int32(1)
 	if p.Spec.Replicas != nil {
@@ -79,7 +92,38 @@ func (r *pools) follow(ctx context.Context, p *extv1.SandboxWarmPool, t *extv1.S
 	t.Spec.SandboxBlueprint.DeepCopyInto(&like.Spec.SandboxBlueprint)
 	m, _, err := r.o.convert(like)
 	if err != nil {
-		return 0, nil // the claims of it say why
+		return Waiting{}, nil // the claims of it say why
 	}
+	r.note(key(p), true)
 	return to.SetPool(ctx, p.Namespace, p.Name, m, replicas, lives*r.every)
+}
+
+// end ends the target of a pool that is gone, if this process has set it.
+func (r *pools) end(ctx context.Context, k types.NamespacedName) error {
+	to, ok := r.o.Server.(Pools)
+	r.mu.Lock()
+	ours := r.set[k]
+	r.mu.Unlock()
+	if !ok || !ours {
+		return nil
+	}
+	if _, err := to.SetPool(ctx, k.Namespace, k.Name, nil, 0, lives*r.every); err != nil {
+		return err
+	}
+	r.note(k, false)
+	return nil
+}
+
+// note notes whether this process has set the target of a pool.
+func (r *pools) note(k types.NamespacedName, set bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !set {
+		delete(r.set, k)
+		return
+	}
+	if r.set == nil {
+		r.set = make(map[types.NamespacedName]bool)
+	}
+	r.set[k] = true
 }

@@ -3,6 +3,7 @@ package agents
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -36,7 +37,7 @@ func (o *Options) serves(class *string) bool {
 	if class == nil || *class == "" {
 		return o.Default
 	}
-	return *class == RuntimeClass
+	return *class == RuntimeClass || slices.Contains(o.Classes, *class)
 }
 
 // Reconcile implements reconcile.Reconciler.

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"maps"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api/serve"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/kube/agents"
 )
@@ -24,6 +26,7 @@ type server struct {
 	created int
 	targets map[string]int32 // of pools
 	quota   map[string]int   // sandboxes of a tenant; nil: any
+	noEnd   atomic.Bool      // End is refused
 	// step is called before and after each effect; an error is the caller's answer.
 	step func(what string, after bool) error
 }
@@ -56,6 +59,9 @@ func (s *server) do(what string, f func() error) error {
 }
 
 func (s *server) Create(_ context.Context, namespace string, r *v1.CreateSandboxRequest) (out *v1.Sandbox, err error) {
+	if err := serve.Validate("test", r); err != nil {
+		return nil, err
+	}
 	err = s.do("create", func() error {
 		k := namespace + "/" + r.IdempotencyKey
 		if id, has := s.keys[k]; has {
@@ -145,11 +151,18 @@ func (s *server) Run(_ context.Context, namespace, id string, m agents.Main) (ag
 }
 
 func (s *server) SetPool(_ context.Context, namespace, name string, _ *v1.CreateSandboxRequest, replicas int32,
-	_ time.Duration) (int32, error) {
+	_ time.Duration) (agents.Waiting, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.targets[namespace+"/"+name] = replicas
-	return replicas, nil
+	return agents.Waiting{Ready: replicas, Making: 2}, nil
+}
+
+// target returns what was set for a pool last.
+func (s *server) target(pool string) int32 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.targets[pool]
 }
 
 // all returns a copy of the sandboxes.

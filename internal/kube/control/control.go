@@ -34,6 +34,10 @@ type Options struct {
 var scopes = []string{string(auth.SandboxesCreate), string(auth.SandboxesRead), string(auth.SandboxesConnect),
 	string(auth.SandboxesControl), string(auth.SandboxesDelete), string(auth.TemplatesRead)}
 
+// poolScopes are what a token for a tenant's pools grants. It is another token, so that an operator
+// whose own token does not grant this serves all but pools.
+var poolScopes = []string{string(auth.PoolsWrite)}
+
 const (
 	tokenLife = time.Hour
 	renewIn   = tokenLife / 2
@@ -46,11 +50,12 @@ type Client struct {
 	make func(ctx context.Context, token remote.Token) (*remote.Server, error)
 
 	mu  sync.Mutex
-	all map[string]*tenant
+	all map[string]*tenant // by the namespace, and its use
 }
 
-// A tenant is a namespace.
+// A tenant is a namespace, for what its token grants.
 type tenant struct {
+	scopes []string
 	server *remote.Server
 	boxes  *remote.Sandboxes
 
@@ -99,14 +104,19 @@ func (c *Client) Nodes(ctx context.Context) (nodes []*v1.Node, waiting int, err 
 
 // of returns the tenant of a namespace, with a token that is valid.
 func (c *Client) of(ctx context.Context, namespace string) (*tenant, error) {
+	return c.with(ctx, namespace, namespace, scopes)
+}
+
+// with is of for a token that grants scopes, which is kept as name.
+func (c *Client) with(ctx context.Context, name, namespace string, scopes []string) (*tenant, error) {
 	if namespace == auth.OperatorTenant {
 		return nil, turnstone.Errorf("kube.tenant", turnstone.KindDenied, "namespace "+namespace,
 			"has the name of the server's own tenant").WithHint("use another namespace")
 	}
 	c.mu.Lock()
-	t := c.all[namespace]
+	t := c.all[name]
 	if t == nil {
-		t = &tenant{}
+		t = &tenant{scopes: scopes}
 		s, err := c.make(ctx, func() (string, error) {
 			t.mu.Lock()
 			defer t.mu.Unlock()
@@ -117,7 +127,7 @@ func (c *Client) of(ctx context.Context, namespace string) (*tenant, error) {
 			return nil, err
 		}
 		t.server, t.boxes = s, s.AllSandboxes()
-		c.all[namespace] = t
+		c.all[name] = t
 	}
 	c.mu.Unlock()
 	return t, c.renewed(ctx, t, namespace)
@@ -131,7 +141,7 @@ func (c *Client) renewed(ctx context.Context, t *tenant, namespace string) error
 		return nil
 	}
 	a, err := c.own.Server.CreateToken(ctx, connect.NewRequest(&v1.CreateTokenRequest{Name: "kubernetes",
-		Ttl: durationpb.New(tokenLife), Tenant: namespace, Scopes: scopes,
+		Ttl: durationpb.New(tokenLife), Tenant: namespace, Scopes: t.scopes,
 		Subject: "kubernetes namespace " + namespace}))
 	if err != nil {
 		return err
@@ -170,16 +180,20 @@ func (c *Client) Get(ctx context.Context, namespace, id string) (*v1.Sandbox, er
 const maxPages = 1000
 
 // List returns the sandboxes with these metadata that were not removed.
-func (c *Client) List(ctx context.Context, namespace string, metadata map[string]string) (all []*v1.Sandbox,
-	err error) {
+func (c *Client) List(ctx context.Context, namespace string, metadata map[string]string) ([]*v1.Sandbox,
+	error) {
 	t, err := c.of(ctx, namespace)
 	if err != nil {
 		return nil, err
 	}
+	return list(ctx, t, &v1.SandboxFilter{Metadata: metadata})
+}
+
+func list(ctx context.Context, t *tenant, f *v1.SandboxFilter) (all []*v1.Sandbox, err error) {
 	page := &v1.Page{}
 	for range maxPages {
 		a, err := t.server.Sandboxes.ListSandboxes(ctx, connect.NewRequest(&v1.ListSandboxesRequest{Page: page,
-			Filter: &v1.SandboxFilter{Metadata: metadata}}))
+			Filter: f}))
 		if err != nil {
 			return nil, err
 		}
@@ -201,6 +215,10 @@ func (c *Client) Delete(ctx context.Context, namespace, id string) error {
 	if err != nil {
 		return err
 	}
+	return remove(ctx, t, id)
+}
+
+func remove(ctx context.Context, t *tenant, id string) error {
 	if err := t.boxes.Remove(ctx, turnstone.SandboxID(id)); turnstone.KindOf(err) != turnstone.KindNotFound {
 		return err
 	}

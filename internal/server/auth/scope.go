@@ -44,12 +44,13 @@ const (
 	NodesRead    Scope = "nodes:read"
 	NodesWrite   Scope = "nodes:write"
 	UsageRead    Scope = "usage:read"
+	PoolsWrite   Scope = "pools:write" // set pools of the tenant's own
 )
 
 var scopes = []Scope{TurnsRun, TurnsRead, TurnsCancel, TurnsAdmin,
 	SandboxesCreate, SandboxesRead, SandboxesConnect, SandboxesControl, SandboxesExpose,
 	SandboxesDelete, SandboxesAdmin, SessionsRead, SessionsWrite, SessionsDelete, SessionsAdmin, TemplatesRead, TemplatesWrite,
-	TokensRead, TokensIssue, TokensRevoke, TenantsIssue, NodesRead, NodesWrite, UsageRead}
+	TokensRead, TokensIssue, TokensRevoke, TenantsIssue, NodesRead, NodesWrite, UsageRead, PoolsWrite}
 
 // Scopes returns all scopes without "*", in the order of the documentation.
 func Scopes() []Scope { return slices.Clone(scopes) }

@@ -170,7 +170,8 @@ func New(ctx context.Context, o Options) (*Controller, error) {
 	}
 	c.ctx, c.stop = context.WithCancel(context.WithoutCancel(ctx))
 	services := serve.Services{Sandboxes: sandboxService{c}, Turns: turnService{c},
-		Sessions: sessionService{c}, Templates: templateService{c}, Server: serverService{c}}
+		Sessions: sessionService{c}, Templates: templateService{c}, Server: serverService{c},
+		Pools: &placing.PoolService{Lock: &c.nodes.mu, Fleet: c.nodes.fleet, Sized: c.nodes.sizedAs, Template: o.Template}}
 	c.callers = guard.Handler(o.Verifier, services.Handler(c.report,
 		c.around(o.Audit, guard.Refusals{})...), o.Audit,
 		fair.NewShares(runtime.GOMAXPROCS(0), o.Waiting))

@@ -126,6 +126,9 @@ var requests = map[string]struct {
 	"TemplateService/ConnectTemplates": {func(target) proto.Message {
 		return &v1.ConnectTemplatesRequest{Client: fixedClient()}
 	}, ""},
+	"PoolService/SetPool": {func(target) proto.Message {
+		return &v1.SetPoolRequest{Name: "p", Ttl: durationpb.New(time.Minute)}
+	}, ""},
 	"ServerService/ListNodes": {func(target) proto.Message { return &v1.ListNodesRequest{} }, ""},
 	"ServerService/CreateToken": {func(target) proto.Message {
 		return &v1.CreateTokenRequest{Name: "x", Ttl: durationpb.New(time.Minute)}
@@ -145,7 +148,8 @@ func fixedClient() *v1.ChannelClient {
 func forCallers(t *testing.T) (all []protoreflect.MethodDescriptor) {
 	for _, file := range []protoreflect.FileDescriptor{v1.File_turnstone_v1_sandbox_proto,
 		v1.File_turnstone_v1_turn_proto, v1.File_turnstone_v1_session_proto,
-		v1.File_turnstone_v1_template_proto, v1.File_turnstone_v1_server_proto} {
+		v1.File_turnstone_v1_template_proto, v1.File_turnstone_v1_server_proto,
+		v1.File_turnstone_v1_pool_proto} {
 		for i := range file.Services().Len() {
 			for j := range file.Services().Get(i).Methods().Len() {
 				m := file.Services().Get(i).Methods().Get(j)

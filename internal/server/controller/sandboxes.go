@@ -136,9 +136,12 @@ func (r *registry) sized(cpus uint32, memory, disk uint64, template string) turn
 func (r *registry) arrive(n placing.Need) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.fleet.Arrive(n, func(m *v1.Machine, template string) turnstone.Machine {
-		return r.sized(m.GetCpus(), m.GetMemory(), m.GetDisk(), template)
-	})
+	r.fleet.Arrive(n, r.sizedAs)
+}
+
+// sizedAs is sized for the machine of a message.
+func (r *registry) sizedAs(m *v1.Machine, template string) turnstone.Machine {
+	return r.sized(m.GetCpus(), m.GetMemory(), m.GetDisk(), template)
 }
 
 // makeSandbox asks the node for a sandbox that has a record.

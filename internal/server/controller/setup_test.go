@@ -198,6 +198,7 @@ func (w *world) eventually(what string, f func() bool) {
 
 // A callerClient has the clients of one caller.
 type callerClient struct {
+	pools     connectv1.PoolServiceClient
 	sandboxes connectv1.SandboxServiceClient
 	turns     connectv1.TurnServiceClient
 	sessions  connectv1.SessionServiceClient
@@ -233,7 +234,8 @@ func (w *world) bearer(token string) *callerClient {
 func clientsOf(transport http.RoundTripper, at, token string) *callerClient {
 	h := &http.Client{Transport: bearer{token, transport}}
 	o := api.ClientOptions()
-	return &callerClient{sandboxes: connectv1.NewSandboxServiceClient(h, at, o...),
+	return &callerClient{pools: connectv1.NewPoolServiceClient(h, at, o...),
+		sandboxes: connectv1.NewSandboxServiceClient(h, at, o...),
 		turns:     connectv1.NewTurnServiceClient(h, at, o...),
 		sessions:  connectv1.NewSessionServiceClient(h, at, o...),
 		templates: connectv1.NewTemplateServiceClient(h, at, o...),

@@ -28,7 +28,8 @@ const (
 
 // services are what callers reach with a token. Those between roles are not among them.
 var services = []string{connectv1.SandboxServiceName, connectv1.TurnServiceName,
-	connectv1.SessionServiceName, connectv1.TemplateServiceName, connectv1.ServerServiceName}
+	connectv1.SessionServiceName, connectv1.TemplateServiceName, connectv1.ServerServiceName,
+	connectv1.PoolServiceName}
 
 // open are services that tell nothing about tenants: gRPC's health protocol and its reflection.
 var open = []string{grpchealth.HealthV1ServiceName, grpcreflect.ReflectV1ServiceName,

@@ -379,7 +379,9 @@ type PoolShare struct {
 	Min uint32 `protobuf:"varint,4,opt,name=min,proto3" json:"min,omitempty"`
 	Max uint32 `protobuf:"varint,5,opt,name=max,proto3" json:"max,omitempty"`
 	// How long a sandbox beyond min waits.
-	Idle          *durationpb.Duration `protobuf:"bytes,6,opt,name=idle,proto3" json:"idle,omitempty"`
+	Idle *durationpb.Duration `protobuf:"bytes,6,opt,name=idle,proto3" json:"idle,omitempty"`
+	// Build the template if it is not built.
+	Build         bool `protobuf:"varint,7,opt,name=build,proto3" json:"build,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -456,6 +458,13 @@ func (x *PoolShare) GetIdle() *durationpb.Duration {
 	return nil
 }
 
+func (x *PoolShare) GetBuild() bool {
+	if x != nil {
+		return x.Build
+	}
+	return false
+}
+
 var File_turnstone_v1_controller_proto protoreflect.FileDescriptor
 
 const file_turnstone_v1_controller_proto_rawDesc = "" +
@@ -479,14 +488,15 @@ const file_turnstone_v1_controller_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\v2\x12.turnstone.v1.NodeB\x06\xbaH\x03\xc8\x01\x01R\x04node\x129\n" +
 	"\aaddress\x18\x02 \x01(\tB\x1f\xbaH\x1cr\x1a\x10\x01(\x80\x042\x13^[^\\x00-\\x1f\\x7f]+$R\aaddress\"E\n" +
 	"\x14RegisterNodeResponse\x12-\n" +
-	"\x05pools\x18\x01 \x03(\v2\x17.turnstone.v1.PoolShareR\x05pools\"\xc3\x01\n" +
+	"\x05pools\x18\x01 \x03(\v2\x17.turnstone.v1.PoolShareR\x05pools\"\xd9\x01\n" +
 	"\tPoolShare\x12\x16\n" +
 	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x1a\n" +
 	"\btemplate\x18\x02 \x01(\tR\btemplate\x12/\n" +
 	"\amachine\x18\x03 \x01(\v2\x15.turnstone.v1.MachineR\amachine\x12\x10\n" +
 	"\x03min\x18\x04 \x01(\rR\x03min\x12\x10\n" +
 	"\x03max\x18\x05 \x01(\rR\x03max\x12-\n" +
-	"\x04idle\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x04idle2\xa8\x02\n" +
+	"\x04idle\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x04idle\x12\x14\n" +
+	"\x05build\x18\a \x01(\bR\x05build2\xa8\x02\n" +
 	"\x11ControllerService\x12]\n" +
 	"\x0eWatchAuthority\x12#.turnstone.v1.WatchAuthorityRequest\x1a$.turnstone.v1.WatchAuthorityResponse0\x01\x12]\n" +
 	"\rLocateChannel\x12\".turnstone.v1.LocateChannelRequest\x1a#.turnstone.v1.LocateChannelResponse\"\x03\x90\x02\x01\x12U\n" +

@@ -531,11 +531,13 @@ func (x *Node) GetDiskFull() bool {
 
 // WarmKind says how many sandboxes of a kind wait.
 type WarmKind struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Tenant        string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	Template      string                 `protobuf:"bytes,2,opt,name=template,proto3" json:"template,omitempty"`
-	Machine       *Machine               `protobuf:"bytes,3,opt,name=machine,proto3" json:"machine,omitempty"`
-	Ready         uint32                 `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Tenant   string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Template string                 `protobuf:"bytes,2,opt,name=template,proto3" json:"template,omitempty"`
+	Machine  *Machine               `protobuf:"bytes,3,opt,name=machine,proto3" json:"machine,omitempty"`
+	Ready    uint32                 `protobuf:"varint,4,opt,name=ready,proto3" json:"ready,omitempty"`
+	// How many are being made.
+	Making        uint32 `protobuf:"varint,5,opt,name=making,proto3" json:"making,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -594,6 +596,13 @@ func (x *WarmKind) GetMachine() *Machine {
 func (x *WarmKind) GetReady() uint32 {
 	if x != nil {
 		return x.Ready
+	}
+	return 0
+}
+
+func (x *WarmKind) GetMaking() uint32 {
+	if x != nil {
+		return x.Making
 	}
 	return 0
 }
@@ -2302,12 +2311,13 @@ const file_turnstone_v1_node_proto_rawDesc = "" +
 	" \x03(\v2\x16.turnstone.v1.WarmKindB\b\xbaH\x05\x92\x01\x02\x10dR\x04warm\x12\x1a\n" +
 	"\bdraining\x18\v \x01(\bR\bdraining\x12)\n" +
 	"\x10available_memory\x18\f \x01(\x04R\x0favailableMemory\x12\x1b\n" +
-	"\tdisk_full\x18\r \x01(\bR\bdiskFull\"\x99\x01\n" +
+	"\tdisk_full\x18\r \x01(\bR\bdiskFull\"\xb1\x01\n" +
 	"\bWarmKind\x12 \n" +
 	"\x06tenant\x18\x01 \x01(\tB\b\xbaH\x05r\x03(\x80\x01R\x06tenant\x12$\n" +
 	"\btemplate\x18\x02 \x01(\tB\b\xbaH\x05r\x03(\x80\x04R\btemplate\x12/\n" +
 	"\amachine\x18\x03 \x01(\v2\x15.turnstone.v1.MachineR\amachine\x12\x14\n" +
-	"\x05ready\x18\x04 \x01(\rR\x05ready\"\x12\n" +
+	"\x05ready\x18\x04 \x01(\rR\x05ready\x12\x16\n" +
+	"\x06making\x18\x05 \x01(\rR\x06making\"\x12\n" +
 	"\x10WatchNodeRequest\"\x87\x03\n" +
 	"\x11WatchNodeResponse\x12.\n" +
 	"\x05event\x18\x01 \x01(\x0e2\x18.turnstone.v1.WatchEventR\x05event\x12(\n" +

@@ -31,7 +31,8 @@ func methods() map[string]method {
 	all := map[string]method{}
 	for _, file := range []protoreflect.FileDescriptor{v1.File_turnstone_v1_sandbox_proto,
 		v1.File_turnstone_v1_turn_proto, v1.File_turnstone_v1_session_proto,
-		v1.File_turnstone_v1_template_proto, v1.File_turnstone_v1_server_proto} {
+		v1.File_turnstone_v1_template_proto, v1.File_turnstone_v1_server_proto,
+		v1.File_turnstone_v1_pool_proto} {
 		for i := range file.Services().Len() {
 			service := file.Services().Get(i)
 			for j := range service.Methods().Len() {

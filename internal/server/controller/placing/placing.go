@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"google.golang.org/protobuf/types/known/durationpb"
-
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
@@ -67,6 +65,7 @@ type Fleet struct {
 	*fleet.Fleet
 	pools    *fleet.Pools
 	settings []Pool
+	asked    map[askedKey]*askedPool
 	began    time.Time
 	skipped  time.Duration
 	ticked   time.Duration
@@ -74,7 +73,7 @@ type Fleet struct {
 
 // New returns a fleet without nodes.
 func New(o Options) *Fleet {
-	f := &Fleet{settings: o.Pools, began: time.Now(), Fleet: fleet.New(fleet.Options{
+	f := &Fleet{settings: o.Pools, asked: map[askedKey]*askedPool{}, began: time.Now(), Fleet: fleet.New(fleet.Options{
 		Version: o.Version, Seed: uint64(time.Now().UnixNano()),
 		Times: fleet.Times{Suspect: o.Lost / 2, Lost: o.Lost, Settle: settle, Young: settle}})}
 	var pools []fleet.Pool
@@ -127,9 +126,9 @@ func (f *Fleet) Learn(info *v1.Node) { f.Fleet.Learn(f.now(), info.GetName(), re
 func (f *Fleet) Tick() []string {
 	now := f.now()
 	lost := f.Fleet.Tick(now)
-	if len(f.settings) > 0 {
-		f.pools.Tick(now, now-f.ticked, f.Open())
-		f.ticked = now
+	f.expire(now)
+	if len(f.settings)+len(f.asked) > 0 {
+		f.divide(now)
 	}
 	return lost
 }
@@ -172,27 +171,10 @@ func (f *Fleet) Done(r Room) { f.Fleet.Done(f.now(), r) }
 // template.
 func (f *Fleet) Arrive(n Need, planned func(*v1.Machine, string) turnstone.Machine) {
 	for i, p := range f.settings {
-		m := &v1.Machine{Cpus: uint32(p.Machine.CPUs), Memory: uint64(p.Machine.Memory),
-			Disk: uint64(p.Machine.Disk)}
-		if p.Tenant == n.Tenant && p.Template == n.Template && planned(m, n.Template) == n.Planned {
+		if p.Tenant == n.Tenant && p.Template == n.Template && planned(machine(p.Machine), n.Template) == n.Planned {
 			f.pools.Arrive(f.now(), poolKind(p, i))
 		}
 	}
-}
-
-// Shares returns a node's shares of the pools.
-func (f *Fleet) Shares(node string) (all []*v1.PoolShare) {
-	for i, s := range f.pools.Shares(node) {
-		p := f.settings[i]
-		if s.Count == 0 {
-			continue
-		}
-		all = append(all, &v1.PoolShare{Tenant: p.Tenant, Template: p.Template,
-			Machine: &v1.Machine{Cpus: uint32(p.Machine.CPUs), Memory: uint64(p.Machine.Memory),
-				Disk: uint64(p.Machine.Disk)},
-			Min: uint32(s.Count), Max: uint32(2 * s.Count), Idle: durationpb.New(p.Idle)})
-	}
-	return all
 }
 
 // report is what a node says of itself.
@@ -203,18 +185,25 @@ func report(n *v1.Node) fleet.Report {
 		Substrates: n.GetSubstrates(), Version: n.GetVersion(), Drains: n.GetDraining()}
 	r.Capacity.CPUs *= uint64(max(1, n.GetCpuShares()))
 	if len(n.GetWarm()) > 0 {
-		r.Warm = make(map[fleet.Kind]int, len(n.GetWarm()))
+		r.Warm, r.Making = make(map[fleet.Kind]int, len(n.GetWarm())), make(map[fleet.Kind]int)
 	}
 	for _, w := range n.GetWarm() {
-		m := w.GetMachine()
-		r.Warm[kindOf(w.GetTenant(), w.GetTemplate(), turnstone.Machine{CPUs: int(m.GetCpus()),
-			Memory: turnstone.Bytes(m.GetMemory()), Disk: turnstone.Bytes(m.GetDisk())})] += int(w.GetReady())
+		k := kindOf(w.GetTenant(), w.GetTemplate(), machineOf(w.GetMachine()))
+		r.Warm[k] += int(w.GetReady())
+		if w.GetMaking() > 0 {
+			r.Making[k] += int(w.GetMaking())
+		}
 	}
 	return r
 }
 
 func resources(m *v1.Machine) fleet.Resources {
 	return fleet.Resources{CPUs: uint64(m.GetCpus()), Memory: m.GetMemory(), Disk: m.GetDisk()}
+}
+
+func machineOf(m *v1.Machine) turnstone.Machine {
+	return turnstone.Machine{CPUs: int(m.GetCpus()), Memory: turnstone.Bytes(m.GetMemory()),
+		Disk: turnstone.Bytes(m.GetDisk())}
 }
 
 func kindOf(tenant, template string, m turnstone.Machine) fleet.Kind {

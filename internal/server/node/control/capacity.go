@@ -142,7 +142,7 @@ func (s *Service) Describe() *v1.Node {
 		if len(waiting) < maxWarm {
 			m := warmMessage(w)
 			waiting = append(waiting, &v1.WarmKind{Tenant: m.Tenant, Template: m.Template,
-				Machine: m.Machine, Ready: m.Ready})
+				Machine: m.Machine, Ready: m.Ready, Making: m.Making})
 		}
 	}
 	return &v1.Node{Warm: waiting, Draining: s.draining.Load(), AvailableMemory: s.available(),

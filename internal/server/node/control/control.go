@@ -117,7 +117,7 @@ func New(_ context.Context, o Options) (*Service, error) {
 	}
 	s.lookTemplates(s.ctx)
 	o.Tenants.Warm().Within(s.roomAhead)
-	o.Warm.Tenants, o.Warm.Room = o.Tenants, s.roomFor
+	o.Warm.Tenants, o.Warm.Room, o.Warm.Build = o.Tenants, s.roomFor, s.buildForPool
 	s.warm = warm.New(o.Warm)
 	s.describe()
 	s.wg.Go(s.follow)
@@ -138,7 +138,7 @@ func (s *Service) Share(all []*v1.PoolShare) {
 	for _, p := range all {
 		targets = append(targets, warm.Target{Tenant: p.GetTenant(), Template: p.GetTemplate(),
 			Machine: toMachine(p.GetMachine()), Min: int(p.GetMin()), Max: int(p.GetMax()),
-			Idle: p.GetIdle().AsDuration()})
+			Idle: p.GetIdle().AsDuration(), Build: p.GetBuild()})
 	}
 	s.warm.Share(targets)
 }

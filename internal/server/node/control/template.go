@@ -99,6 +99,17 @@ func (s *Service) build(st *tenants.State, ref string, stranger bool) error {
 	return nil
 }
 
+// buildForPool begins to build the template of sandboxes that wait.
+func (s *Service) buildForPool(ctx context.Context, st *tenants.State, ref string) error {
+	if s.shared(ctx, ref) {
+		st = s.o.Tenants.Shared()
+	}
+	if err := st.Room(); err != nil {
+		return err
+	}
+	return s.build(st, ref, true)
+}
+
 // template describes a template of a tenant, with the state of its build.
 func (s *Service) template(ctx context.Context, st *tenants.State, ref string) (*v1.Template, error) {
 	d, err := st.Templates.Show(ctx, ref)

@@ -29,6 +29,7 @@ type Target struct {
 	Machine  turnstone.Machine // zero fields: the template's
 	Min, Max int
 	Idle     time.Duration // how long a sandbox beyond Min waits
+	Build    bool          // a template that is not built
 }
 
 // Options are the parts and bounds of a Service.
@@ -41,7 +42,9 @@ type Options struct {
 	Holder string
 	// Room reports whether the node has room for a machine, beside the memory of those that wait.
 	Room func(m turnstone.Machine, waiting turnstone.Bytes) bool
-	Log  *slog.Logger
+	// Build begins to build a template of a target that says so.
+	Build func(ctx context.Context, st *tenants.State, template string) error
+	Log   *slog.Logger
 }
 
 const (
@@ -51,6 +54,8 @@ const (
 	fresh = 10 * time.Second
 	// usualIdle is how long a sandbox beyond Min waits whose target does not say.
 	usualIdle = 10 * time.Minute
+	// buildEvery is the time between two attempts to build a template.
+	buildEvery = time.Minute
 	// calm is how long the next sandbox is not made after a claim, if enough wait: the claim's first
 	// command runs then.
 	calm = 200 * time.Millisecond
@@ -66,6 +71,7 @@ type Service struct {
 	mu     sync.Mutex
 	specs  map[pool.Key]sandboxes.Spec // of the targets that are there
 	shares []Target                    // of the server's pools
+	built  map[string]time.Time        // when a build was begun, by the target's label
 	wake   chan struct{}               // has one element when shares have changed
 }
 
@@ -78,7 +84,7 @@ func (m *machine) Check(ctx context.Context) error { return m.Ping(ctx, fresh) }
 // New begins to make sandboxes. Close it before the tenants.
 func New(o Options) *Service {
 	o.Log = cmp.Or(o.Log, slog.Default())
-	s := &Service{o: o, specs: make(map[pool.Key]sandboxes.Spec),
+	s := &Service{o: o, specs: make(map[pool.Key]sandboxes.Spec), built: make(map[string]time.Time),
 		wake: make(chan struct{}, 1)}
 	s.pool = pool.New(pool.Options[*machine]{Make: s.make, Memory: o.Memory, Makers: o.Makers,
 		Calm: calm, Event: s.event, Room: func(k pool.Key, waiting turnstone.Bytes) bool {
@@ -159,6 +165,7 @@ func (s *Service) targets() []Target {
 			continue
 		}
 		all[i].Min, all[i].Max = max(all[i].Min, share.Min), max(all[i].Max, share.Max)
+		all[i].Build = all[i].Build || share.Build
 	}
 	return all
 }
@@ -175,6 +182,11 @@ func (s *Service) forget(targets []Target) {
 		if !labels[spec.Label] {
 			delete(s.specs, k)
 			s.pool.Forget(k)
+		}
+	}
+	for label := range s.built {
+		if !labels[label] {
+			delete(s.built, label)
 		}
 	}
 }
@@ -248,12 +260,27 @@ func (s *Service) look(ctx context.Context, t Target) error {
 	s.mu.Unlock()
 	if err != nil {
 		s.pool.Forget(k)
-		return err
+		return cmp.Or(s.build(ctx, st, t), err)
 	}
 	if want := (pool.Target{Min: t.Min, Max: t.Max, Idle: cmp.Or(t.Idle, usualIdle), Generation: generation}); want != s.present(k) {
 		s.pool.SetTarget(k, want)
 	}
 	return nil
+}
+
+// build begins to build the template of a target, if it says so.
+func (s *Service) build(ctx context.Context, st *tenants.State, t Target) error {
+	s.mu.Lock()
+	begun := s.built[t.label()]
+	due := t.Build && s.o.Build != nil && (begun.IsZero() || time.Since(begun) > buildEvery)
+	if due {
+		s.built[t.label()] = time.Now()
+	}
+	s.mu.Unlock()
+	if !due {
+		return nil
+	}
+	return s.o.Build(ctx, st, t.template())
 }
 
 // label tells the sandboxes of one target from those of others. Nobody sees it.

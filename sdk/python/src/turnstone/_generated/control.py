@@ -1103,6 +1103,7 @@ WarmKind = TypedDict(
         "template": "str",
         "machine": "Machine",
         "ready": "int",
+        "making": "int",
     },
     total=False,
 )
@@ -1684,6 +1685,7 @@ MESSAGES: dict[str, dict[str, Field]] = {
         "template": Field(2, "string", "one", ""),
         "machine": Field(3, "message", "one", "turnstone.v1.Machine"),
         "ready": Field(4, "uint32", "one", ""),
+        "making": Field(5, "uint32", "one", ""),
     },
 }
 
