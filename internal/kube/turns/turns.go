@@ -1,0 +1,2 @@
+// Package turns is being written.
+package turns
