@@ -1,5 +1,5 @@
 // Command turn-operator serves agent-sandbox's objects of a Kubernetes cluster with the sandboxes of a
-// Turnstone server: see docs/kubernetes.md.
+// Turnstone server, and Turns with its turns: see docs/kubernetes.md.
 package main
 
 import (
@@ -27,6 +27,8 @@ import (
 	"turnstone.dev/turnstone/internal/kube/agents"
 	"turnstone.dev/turnstone/internal/kube/control"
 	"turnstone.dev/turnstone/internal/kube/router"
+	"turnstone.dev/turnstone/internal/kube/turns"
+	"turnstone.dev/turnstone/internal/kube/v1alpha1"
 	"turnstone.dev/turnstone/internal/server/config"
 )
 
@@ -36,6 +38,7 @@ type flags struct {
 	Home      string   `help:"Folder with hosts.toml and the operator's key." env:"TURN_HOME" type:"path"`
 	TokenFile string   `help:"File with the operator's token." type:"path" xor:"token" required:""`
 	Secrets   string   `help:"Folder with hosts.toml, key and token, such as a mounted secret: they are copied into --home." type:"path" xor:"token" required:""`
+	Turns     bool     `help:"Serve Turns, Sessions and TurnTemplates, too. The token needs their scopes."`
 	Default   bool     `help:"Serve objects without a runtime class, too."`
 	Image     []string `help:"Replace the beginning of images' names (FROM=TO)." placeholder:"FROM=TO" sep:"none"`
 	Router    string   `help:"HOST:PORT of the router for agent-sandbox's clients; off for none." default:"off"`
@@ -110,6 +113,17 @@ func run(ctx context.Context, f flags) error {
 	if err := agents.Add(m, o); err != nil {
 		return err
 	}
+	if f.Turns {
+		of, err := control.New(ctx, control.Options{Host: f.Host, Dir: f.Home, TokenFile: f.TokenFile,
+			Scopes: control.Turns()})
+		if err != nil {
+			return err
+		}
+		defer func() { _ = of.Close() }()
+		if err := turns.Add(m, &turns.Options{Server: of, Log: log}); err != nil {
+			return err
+		}
+	}
 	if f.Router != "off" {
 		if err := m.Add(&listener{f.Router, router.New(router.Options{Server: to, Cluster: o.Cluster, Log: log,
 			Network: f.Network}), log}); err != nil {
@@ -122,6 +136,9 @@ func run(ctx context.Context, f flags) error {
 // newManager returns a manager without controllers.
 func newManager(cfg *rest.Config, f flags, to *control.Client) (manager.Manager, error) {
 	scheme, err := agents.Scheme()
+	if err == nil {
+		err = v1alpha1.AddToScheme(scheme)
+	}
 	if err != nil {
 		return nil, err
 	}

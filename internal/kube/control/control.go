@@ -5,6 +5,7 @@ package control
 import (
 	"context"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/remote"
 	"turnstone.dev/turnstone/internal/remote/hosts"
+	"turnstone.dev/turnstone/internal/remote/runner"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/wire"
 )
@@ -27,11 +29,22 @@ type Options struct {
 	Dir string
 	// TokenFile is a file with the operator's token, which is read for each new token of a tenant.
 	TokenFile string
+	// Scopes are what the tokens of tenants grant; nil: Sandboxes. The operator's own token has to grant
+	// these, tokens:issue and tenants:issue.
+	Scopes []string
 }
 
-// scopes are what a tenant's token grants. The operator's own has to grant these, tokens:issue and
-// tenants:issue.
-var scopes = []string{string(auth.SandboxesCreate), string(auth.SandboxesRead), string(auth.SandboxesConnect),
+// Sandboxes returns the scopes for sandboxes.
+func Sandboxes() []string { return slices.Clone(sandboxScopes) }
+
+// Turns returns the scopes for turns, sessions and templates.
+func Turns() []string {
+	return []string{string(auth.TurnsRun), string(auth.TurnsRead), string(auth.TurnsCancel),
+		string(auth.SessionsRead), string(auth.SessionsWrite), string(auth.SessionsDelete),
+		string(auth.TemplatesRead), string(auth.TemplatesWrite)}
+}
+
+var sandboxScopes = []string{string(auth.SandboxesCreate), string(auth.SandboxesRead), string(auth.SandboxesConnect),
 	string(auth.SandboxesControl), string(auth.SandboxesDelete), string(auth.TemplatesRead)}
 
 const (
@@ -53,6 +66,7 @@ type Client struct {
 type tenant struct {
 	server *remote.Server
 	boxes  *remote.Sandboxes
+	host   *runner.Host // its sessions, turns and templates
 
 	mu    sync.Mutex
 	token string
@@ -62,6 +76,9 @@ type tenant struct {
 // New returns a client. It connects when it is used.
 func New(ctx context.Context, o Options) (*Client, error) {
 	read := func() (string, error) { return hosts.ReadToken(o.TokenFile) }
+	if o.Scopes == nil {
+		o.Scopes = Sandboxes()
+	}
 	c := &Client{o: o, all: make(map[string]*tenant)}
 	c.make = func(ctx context.Context, token remote.Token) (*remote.Server, error) {
 		return hosts.Client{Dir: o.Dir}.With(ctx, o.Host, token)
@@ -76,7 +93,7 @@ func (c *Client) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, t := range c.all {
-		_ = t.server.Close()
+		_ = t.host.Close() // with the server
 	}
 	return c.own.Close()
 }
@@ -106,7 +123,7 @@ func (c *Client) of(ctx context.Context, namespace string) (*tenant, error) {
 			c.mu.Unlock()
 			return nil, err
 		}
-		t.server, t.boxes = s, s.AllSandboxes()
+		t.server, t.boxes, t.host = s, s.AllSandboxes(), runner.Open(s, runner.Options{Dir: c.o.Dir})
 		c.all[namespace] = t
 	}
 	c.mu.Unlock()
@@ -121,7 +138,7 @@ func (c *Client) renewed(ctx context.Context, t *tenant, namespace string) error
 		return nil
 	}
 	a, err := c.own.Server.CreateToken(ctx, connect.NewRequest(&v1.CreateTokenRequest{Name: "kubernetes",
-		Ttl: durationpb.New(tokenLife), Tenant: namespace, Scopes: scopes,
+		Ttl: durationpb.New(tokenLife), Tenant: namespace, Scopes: c.o.Scopes,
 		Subject: "kubernetes namespace " + namespace}))
 	if err != nil {
 		return err
