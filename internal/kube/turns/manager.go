@@ -120,7 +120,7 @@ func (r *turns) waiting(ctx context.Context, o client.Object) (all []reconcile.R
 	}
 	for n := range list.Items {
 		t := &list.Items[n]
-		if !ended(t) && t.Status.Ticket == "" && (session == "" || t.Spec.Session == session) {
+		if !ended(t) && (session == "" || t.Spec.Session == session) {
 			all = append(all, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(t)})
 		}
 	}

@@ -90,7 +90,10 @@ func (r *turns) begin(ctx context.Context, t *v1alpha1.Turn) (ctrl.Result, error
 		}
 	}()
 	o, err := r.order(ctx, t)
-	if err != nil {
+	var later *waiting
+	if t.Status.Ticket != "" && errors.As(err, &later) { // to follow it, nothing else is needed
+		o = Order{Key: string(t.UID), Document: func(context.Context) ([]byte, error) { return nil, later }}
+	} else if err != nil {
 		return r.refuse(ctx, t, err)
 	}
 	if t.Status.Ticket != "" {

@@ -2,7 +2,6 @@ package turns_test
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"testing"
 	"time"
@@ -33,6 +32,7 @@ type world struct {
 	cluster *kubetest.Cluster
 	scheme  *runtime.Scheme
 	admin   client.Client
+	grace   time.Duration // of Turns that wait; 0: the default
 }
 
 func newWorld(t *testing.T) *world {
@@ -79,7 +79,7 @@ func (w *world) operator(s turns.Server, write func(after bool) error) (stop fun
 		}})
 	w.must(err)
 	w.must(turns.Add(m, &turns.Options{Server: s, Log: slog.New(slog.DiscardHandler), Settle: 100 * time.Millisecond,
-		Grace: time.Second}))
+		Grace: w.grace}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- m.Start(ctx) }()
@@ -187,10 +187,3 @@ func reason(all []metav1.Condition, kind string) string {
 	}
 	return ""
 }
-
-func TestSchema(t *testing.T) {
-	w := newWorld(t)
-	w.schema(t)
-}
-
-var _ = fmt.Sprint
