@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone/internal/kube/control"
+	"turnstone.dev/turnstone/internal/kube/kubetest"
 	"turnstone.dev/turnstone/internal/kube/turns"
 	"turnstone.dev/turnstone/internal/kube/v1alpha1"
 )
@@ -82,6 +83,19 @@ func (w *world) real() turns.Server {
 	return c
 }
 
+// example creates the objects of an example.
+func (w *world) example(name string) {
+	w.Helper()
+	text, err := os.ReadFile("../../../examples/kubernetes/" + name)
+	w.must(err)
+	all, err := kubetest.Objects(text)
+	w.must(err)
+	for _, o := range all {
+		o.SetNamespace("default")
+		w.must(w.admin.Create(w.Context(), o))
+	}
+}
+
 // address returns the address of the server in the list of hosts.
 func (w *world) address(home string) string {
 	w.Helper()
@@ -116,14 +130,12 @@ func TestInside(t *testing.T) {
 	server := w.real()
 	w.grace = patience // a busy machine builds and makes what Turns wait for in more than the default
 	stop := w.operator(server, nil)
-	w.must(w.admin.Create(t.Context(), object(t, "TurnTemplate", "base", `{"image":"base"}`)))
-	w.must(w.admin.Create(t.Context(), object(t, "Session", "work", `{"template":"base","deletionPolicy":"Delete"}`)))
 	from := func(file, more string) string {
 		return `{"document":{"session":"docs","path":"/docs/` + file + `.md"}` + more + `}`
 	}
-	// Both at once: the second one waits for the first, and sees its file.
-	w.must(w.admin.Create(t.Context(), object(t, "Turn", "a-write", from("write", `,"session":"work"`))))
-	w.must(w.admin.Create(t.Context(), object(t, "Turn", "b-read", from("read", `,"session":"work"`))))
+	// All at once: the Turns wait for the Session, and the second one for the first, whose file it sees.
+	w.example("turns.yaml")
+	w.example("session.yaml")
 	one, two := w.ends("a-write"), w.ends("b-read")
 	if one.Status.Phase != v1alpha1.PhasePassed || two.Status.Phase != v1alpha1.PhasePassed || two.Status.Number != 2 ||
 		two.Status.Steps.Summary != "2/2" || *two.Status.ExitCode != 0 || two.Status.Session != "work" {
@@ -203,7 +215,6 @@ func (w *world) again(server turns.Server, stop func(), from func(file, more str
 // ofSessions forks a session, runs a turn on each branch, and removes both.
 func (w *world) ofSessions(from func(file, more string) string) {
 	ctx := w.Context()
-	w.must(w.admin.Create(ctx, object(w.T, "Session", "fork", `{"parent":{"session":"work","turn":"1"},"deletionPolicy":"Delete"}`)))
 	w.must(w.admin.Create(ctx, object(w.T, "Turn", "on-fork", from("read", `,"session":"fork"`))))
 	if s := w.ends("on-fork").Status; s.Phase != v1alpha1.PhasePassed || s.Branch != "fork" || s.Session != "work" {
 		w.Errorf("a turn of a fork: %+v", s)
