@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -56,14 +57,14 @@ func (t *tenant) state(ctx context.Context, ticket string) (v1.TurnState, error)
 func (c *Client) Follow(ctx context.Context, namespace, ticket string, o turns.Order) (*turnstone.TurnReport, error) {
 	t, err := c.of(ctx, namespace)
 	if err != nil {
-		return nil, &turns.NotStarted{Err: err}
+		return nil, later(err)
 	}
 	state, err := t.state(ctx, ticket)
 	switch {
 	case turnstone.KindOf(err) == turnstone.KindNotFound: // it may have run, long ago
 		return nil, err
 	case err != nil:
-		return nil, &turns.NotStarted{Err: err} // it may run: the ticket says so at the next try
+		return nil, later(err)
 	case state == v1.TurnState_TURN_STATE_EXPIRED:
 		return nil, &turns.NotStarted{Err: turns.ErrExpired}
 	}
@@ -71,6 +72,10 @@ func (c *Client) Follow(ctx context.Context, namespace, ticket string, o turns.O
 	follow := &remote.Turns{Dial: line.dial, Greet: t.server.Unlock}
 	detached := context.WithoutCancel(ctx) // the end of ctx would cancel the turn
 	report, err := follow.Follow(detached, ticket, anyDocument(), nil)
+	var failed *turnstone.Error
+	if report == nil && errors.As(err, &failed) && failed.Kind == turnstone.KindDenied && failed.Op == "turn.attach" {
+		return nil, later(err) // the operator's token ended, and the turn goes on
+	}
 	if turnstone.KindOf(err) != turnstone.KindNotFound || report != nil || ctx.Err() != nil {
 		return report, err
 	}
@@ -90,6 +95,12 @@ func (c *Client) Follow(ctx context.Context, namespace, ticket string, o turns.O
 		return nil, &turns.NotStarted{Err: err}
 	}
 	return report, err
+}
+
+// later returns the error of a turn that may run, whose ticket says so at the next try: also for an
+// operator whose token has ended.
+func later(err error) error {
+	return &turns.NotStarted{Err: turnstone.NewError("kube.turn", turnstone.KindUnavailable, "the server", err)}
 }
 
 // neverRan reports whether a node refused to start a turn: remote.Turns replaces these kinds once the

@@ -61,7 +61,8 @@ type Order struct {
 	Document func(ctx context.Context) ([]byte, error)
 }
 
-// NotStarted is the error of a turn that did not run, and, with this ticket, never did.
+// NotStarted is the error of a turn that did not start. If its kind says that a later try may help, the
+// turn may have started before, and its ticket says so at that try.
 type NotStarted struct{ Err error }
 
 func (e *NotStarted) Error() string { return e.Err.Error() }
