@@ -1,5 +1,5 @@
 // Command turn-operator serves agent-sandbox's objects of a Kubernetes cluster with the sandboxes of a
-// Turnstone server: see docs/kubernetes.md.
+// Turnstone server, and Turns with its turns: see docs/kubernetes.md.
 package main
 
 import (
@@ -29,6 +29,8 @@ import (
 	"turnstone.dev/turnstone/internal/kube/control"
 	"turnstone.dev/turnstone/internal/kube/router"
 	"turnstone.dev/turnstone/internal/kube/steady"
+	"turnstone.dev/turnstone/internal/kube/turns"
+	"turnstone.dev/turnstone/internal/kube/v1alpha1"
 	"turnstone.dev/turnstone/internal/server/config"
 )
 
@@ -38,6 +40,7 @@ type flags struct {
 	Home      string   `help:"Folder with hosts.toml and the operator's key." env:"TURN_HOME" type:"path"`
 	TokenFile string   `help:"File with the operator's token." type:"path" xor:"token" required:""`
 	Secrets   string   `help:"Folder with hosts.toml, key and token, such as a mounted secret: they are copied into --home." type:"path" xor:"token" required:""`
+	Turns     bool     `help:"Serve Turns, Sessions and TurnTemplates, too. The token needs their scopes."`
 	Default   bool     `help:"Serve objects without a runtime class, too."`
 	Follow    bool     `help:"Report sandboxes that were claimed at the server by objects; needs --default."`
 	Class     []string `help:"Serve objects of this runtime class, too, such as gvisor." placeholder:"NAME"`
@@ -109,6 +112,12 @@ func run(ctx context.Context, f flags) error {
 	if o.Cluster, err = cluster(ctx, cfg); err != nil {
 		return err
 	}
+	of, err := control.New(ctx, control.Options{Host: f.Host, Dir: f.Home, TokenFile: f.TokenFile,
+		Scopes: control.Turns()})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = of.Close() }()
 	start := func(ctx context.Context) error {
 		m, err := newManager(cfg, f, to)
 		if err != nil {
@@ -116,6 +125,11 @@ func run(ctx context.Context, f flags) error {
 		}
 		if err := agents.Add(m, o); err != nil {
 			return err
+		}
+		if f.Turns {
+			if err := turns.Add(m, &turns.Options{Server: of, Log: log}); err != nil {
+				return err
+			}
 		}
 		if err := f.Machines.add(m, to, log); err != nil {
 			return err
@@ -153,6 +167,9 @@ func options(f flags, to *control.Client, log *slog.Logger) (*agents.Options, er
 // newManager returns a manager without controllers.
 func newManager(cfg *rest.Config, f flags, to *control.Client) (manager.Manager, error) {
 	scheme, err := agents.Scheme()
+	if err == nil {
+		err = v1alpha1.AddToScheme(scheme)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ package control
 import (
 	"context"
 	"io"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/remote"
 	"turnstone.dev/turnstone/internal/remote/hosts"
+	"turnstone.dev/turnstone/internal/remote/runner"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/wire"
 )
@@ -27,11 +29,22 @@ type Options struct {
 	Dir string
 	// TokenFile is a file with the operator's token, which is read for each new token of a tenant.
 	TokenFile string
+	// Scopes are what the tokens of tenants grant; nil: Sandboxes. The operator's own token has to grant
+	// these, tokens:issue and tenants:issue.
+	Scopes []string
 }
 
-// scopes are what a tenant's token grants. The operator's own has to grant these, tokens:issue and
-// tenants:issue.
-var scopes = []string{string(auth.SandboxesCreate), string(auth.SandboxesRead), string(auth.SandboxesConnect),
+// Sandboxes returns the scopes for sandboxes.
+func Sandboxes() []string { return slices.Clone(sandboxScopes) }
+
+// Turns returns the scopes for turns, sessions and templates.
+func Turns() []string {
+	return []string{string(auth.TurnsRun), string(auth.TurnsRead), string(auth.TurnsCancel),
+		string(auth.SessionsRead), string(auth.SessionsWrite), string(auth.SessionsDelete),
+		string(auth.TemplatesRead), string(auth.TemplatesWrite)}
+}
+
+var sandboxScopes = []string{string(auth.SandboxesCreate), string(auth.SandboxesRead), string(auth.SandboxesConnect),
 	string(auth.SandboxesControl), string(auth.SandboxesDelete), string(auth.TemplatesRead)}
 
 // poolScopes are what a token for a tenant's pools grants. It is another token, so that an operator
@@ -58,6 +71,7 @@ type tenant struct {
 	scopes []string
 	server *remote.Server
 	boxes  *remote.Sandboxes
+	host   *runner.Host // its sessions, turns and templates
 
 	mu    sync.Mutex
 	token string
@@ -67,6 +81,9 @@ type tenant struct {
 // New returns a client. It connects when it is used.
 func New(ctx context.Context, o Options) (*Client, error) {
 	read := func() (string, error) { return hosts.ReadToken(o.TokenFile) }
+	if o.Scopes == nil {
+		o.Scopes = Sandboxes()
+	}
 	c := &Client{o: o, all: make(map[string]*tenant)}
 	c.make = func(ctx context.Context, token remote.Token) (*remote.Server, error) {
 		return hosts.Client{Dir: o.Dir}.With(ctx, o.Host, token)
@@ -81,7 +98,7 @@ func (c *Client) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, t := range c.all {
-		_ = t.server.Close()
+		_ = t.host.Close() // with the server
 	}
 	return c.own.Close()
 }
@@ -104,7 +121,7 @@ func (c *Client) Nodes(ctx context.Context) (nodes []*v1.Node, waiting int, err 
 
 // of returns the tenant of a namespace, with a token that is valid.
 func (c *Client) of(ctx context.Context, namespace string) (*tenant, error) {
-	return c.with(ctx, namespace, namespace, scopes)
+	return c.with(ctx, namespace, namespace, c.o.Scopes)
 }
 
 // with is of for a token that grants scopes, which is kept as name.
@@ -126,7 +143,7 @@ func (c *Client) with(ctx context.Context, name, namespace string, scopes []stri
 			c.mu.Unlock()
 			return nil, err
 		}
-		t.server, t.boxes = s, s.AllSandboxes()
+		t.server, t.boxes, t.host = s, s.AllSandboxes(), runner.Open(s, runner.Options{Dir: c.o.Dir})
 		c.all[name] = t
 	}
 	c.mu.Unlock()

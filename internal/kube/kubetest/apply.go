@@ -26,6 +26,9 @@ func AgentSandbox(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
+// OwnCRDs is the folder with the definitions of the project's own objects, in the checkout.
+const OwnCRDs = "packaging/helm/turnstone/crds"
+
 // Objects decodes the objects of a YAML text.
 func Objects(text []byte) (all []*unstructured.Unstructured, err error) {
 	for d := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096); ; {

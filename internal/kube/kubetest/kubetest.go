@@ -9,8 +9,8 @@ import (
 	"turnstone.dev/turnstone/internal/testhome"
 )
 
-// Run starts a cluster with the definitions of agent-sandbox until the test ends. root is the path of
-// the checkout.
+// Run starts a cluster with the definitions of agent-sandbox, and the project's own, until the test
+// ends. root is the path of the checkout.
 func Run(t testing.TB, root string) *Cluster {
 	t.Helper()
 	p, err := Build(t.Context(), testhome.Dir(t), filepath.Join(root, "internal/kube/kubetest/testserver"))
@@ -34,8 +34,10 @@ func Run(t testing.TB, root string) *Cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.InstallCRDs(t.Context(), filepath.Join(module, "k8s/crds")); err != nil {
-		t.Fatal(err)
+	for _, folder := range []string{filepath.Join(module, "k8s/crds"), filepath.Join(root, OwnCRDs)} {
+		if err := c.InstallCRDs(t.Context(), folder); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return c
 }

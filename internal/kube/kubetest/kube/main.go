@@ -58,8 +58,10 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := c.InstallCRDs(ctx, filepath.Join(module, "k8s/crds")); err != nil {
-		return err
+	for _, folder := range []string{filepath.Join(module, "k8s/crds"), kubetest.OwnCRDs} {
+		if err := c.InstallCRDs(ctx, folder); err != nil {
+			return err
+		}
 	}
 	config, err := c.Kubeconfig(kubetest.Admin)
 	if err != nil {
