@@ -28,10 +28,10 @@ func (x *Repo) GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.GCRe
 	if err := cs.DB.NotShared("garbage collection"); err != nil {
 		return nil, err
 	}
-	rule := session.Rule{Now: req.Now, Anonymous: req.KeepAnonymous, // zero: the database's time
+	rule := session.Rule{Now: req.Now, Anonymous: req.KeepAnonymous,
 		Unreachable: req.KeepUnreachable}
-	if req.Now.IsZero() {
-		req.Now = time.Now() // keys are this machine's
+	if req.Now.IsZero() { // what ends from now on has no age: a turn that is found interrupted stays
+		rule.Now, req.Now = cs.DB.Now(), time.Now() // keys are this machine's
 	}
 	rep := &turnstone.GCReport{DryRun: req.DryRun}
 	forget := cs.DB.Prune

@@ -154,7 +154,7 @@ func (r *run) describeResumptions() string {
 
 // resumptions returns the times that the turn was resumed.
 func (r *run) resumptions() []turnstone.Resumption {
-	if r.at.Resumed == nil {
+	if r.at == nil || r.at.Resumed == nil { // a turn that failed before it had a place
 		return nil
 	}
 	return r.at.Resumed.Resumed

@@ -18,6 +18,9 @@ type clock struct {
 	asked time.Time // steady, then
 }
 
+// Now returns the time by which the database's times count: its own, if several machines use it.
+func (db *DB) Now() time.Time { return db.now() }
+
 // set notes the database's time.
 func (c *clock) set(at time.Time) {
 	c.mu.Lock()
