@@ -357,8 +357,7 @@ func TestSweepRows(t *testing.T) {
 func TestLostLease(t *testing.T) {
 	s := pgtest.New(t, "fsync=off")
 	schema := "lost"
-	one, err := openRows(t.Context(), pool(t, s, schema), Life)
-	if err != nil {
+	if _, err := openRows(t.Context(), pool(t, s, schema), Life); err != nil { // makes the tables
 		t.Fatal(err)
 	}
 	goBack, err := s.Remember()
@@ -372,7 +371,7 @@ func TestLostLease(t *testing.T) {
 		}
 		return db, r
 	}
-	_, one = again()
+	_, one := again()
 	lost, err := one.Take(t.Context(), "turn", "")
 	if err != nil || lost == nil {
 		t.Fatal(lost, err)
