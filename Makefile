@@ -109,7 +109,7 @@ export TEST_KERNEL
 # race detector sleeps for a second before it exits, in which other goroutines may still race; thousands of
 # the tests' processes would sleep so for many minutes, so GORACE says less.
 #
-# What waits more than it computes has more processes than processors. The soak runs for three minutes,
+# What waits more than it computes has more processes than processors. The soak runs for five minutes,
 # with faults, and beside it the operator with a real API server, the shim's pods, and the suites in other
 # languages. After a failed part the other parts still run. make check has vetted the tests. The tests of
 # turn ui run in Chromium, and keep pictures of the page in .cache/pictures.
@@ -125,7 +125,7 @@ test: setup-tests shim check proto-check chart-check ## set up, build, and run e
 	@set -x; failed=0; export $(SHARED); test="$(GO) test -vet=off -timeout $(TIMEOUT)"; \
 	$(BROWSER) GORACE=atexit_sleep_ms=10 $$test -race -tags= -trimpath=false -p $(MORE) -skip '^TestMachine(Script$$|Corpus)' $(OTHERS) || failed=1; \
 	$$test -parallel $(MORE) -run '^TestMachine(Script$$|Corpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
-	TURN_SOAK_FOR=3m $$test -count 1 -run '^TestSoak$$' ./cmd/turn & soak=$$!; \
+	TURN_SOAK_FOR=5m $$test -count 1 -run '^TestSoak$$' ./cmd/turn & soak=$$!; \
 	$$test $(KUBERNETES) $(ALONE) || failed=1; \
 	(cd shim && export CGO_ENABLED=0 GOFLAGS= && $(GO) vet -trimpath ./... && $(GO) test -trimpath -vet=off -timeout $(TIMEOUT) ./...) || failed=1; \
 	scripts/test-suites || failed=1; \
