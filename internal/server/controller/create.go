@@ -152,7 +152,7 @@ type planned struct {
 // inNew reports whether objects are sessions, or part of one that has no record yet.
 func (x planned) inNew() bool {
 	return slices.ContainsFunc(x.all, func(o records.Object) bool {
-		return o.Kind == records.Session || o.Session != "" && !message.IsSessionID(o.Session)
+		return o.Kind == records.Session || o.Session != "" && !records.IsSessionID(o.Session)
 	})
 }
 
@@ -204,6 +204,9 @@ func (c *Controller) record(ctx context.Context, tenant string, n creation, x pl
 		x.done()
 	}()
 	err = c.committing(ctx, tenant, func() (err error) {
+		if err := c.late(ctx, x.all); err != nil {
+			return err
+		}
 		if made, old, err = c.o.Records.Create(ctx, n.key, x.all...); err == nil && !old {
 			kept = true
 			c.note(made...)
@@ -217,6 +220,27 @@ func (c *Controller) record(ctx context.Context, tenant string, n creation, x pl
 		return made, true, c.pendings.Add(made[0].Node, ids(made)...), nil
 	}
 	return made, false, x.done, nil
+}
+
+// late gives planned objects that name a session the session's ID, if its record was made after they
+// were planned: adopt knows recorded objects alone. The caller holds commit for the objects, so that
+// no session is adopted meanwhile.
+func (c *Controller) late(ctx context.Context, all []records.Object) error {
+	for i := range all {
+		o := &all[i]
+		if o.Kind == records.Session || o.Session == "" || records.IsSessionID(o.Session) {
+			continue
+		}
+		s, err := c.o.Records.Named(ctx, o.Tenant, records.Session, o.Session)
+		switch {
+		case turnstone.KindOf(err) == turnstone.KindNotFound:
+		case err != nil:
+			return err
+		case s.Node == o.Node || c.o.Shared:
+			o.Session = s.ID
+		}
+	}
+	return nil
 }
 
 func ids(all []records.Object) (list []string) {

@@ -336,9 +336,15 @@ func (c *Controller) adopt(ctx context.Context, s records.Object) error {
 	return nil
 }
 
-// inherit replaces the name of a session that a sandbox has by the ID, which records have.
+// inherit replaces the name of a session that a node reports by the ID, which records have. An object
+// whose session is known keeps it: the name in a report may be an old one, and another session's now.
 func (c *Controller) inherit(ctx context.Context, o *records.Object) {
-	if o.Session == "" || message.IsSessionID(o.Session) {
+	if o.Session == "" || records.IsSessionID(o.Session) {
+		return
+	}
+	was, err := c.o.Records.Object(ctx, o.Tenant, o.Kind, o.ID)
+	if err == nil && records.IsSessionID(was.Session) {
+		o.Session = ""
 		return
 	}
 	s, err := c.o.Records.Named(ctx, o.Tenant, records.Session, o.Session)

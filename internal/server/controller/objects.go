@@ -33,7 +33,7 @@ func (c *Controller) sessionNames(ctx context.Context, tenant string, sessions .
 	var ids []string
 	for _, s := range sessions {
 		names[s] = s
-		if message.IsSessionID(s) && !slices.Contains(ids, s) {
+		if records.IsSessionID(s) && !slices.Contains(ids, s) {
 			ids = append(ids, s)
 		}
 	}
@@ -107,7 +107,7 @@ func (c *Controller) sandbox(ctx context.Context, op turnstone.Op, p auth.Princi
 // it has no ID.
 func (c *Controller) session(ctx context.Context, op turnstone.Op, p auth.Principal,
 	scope auth.Scope, name string) (records.Object, error) {
-	if message.IsSessionID(name) {
+	if records.IsSessionID(name) {
 		x, err := c.find(ctx, op, p, records.Session, name)
 		if err == nil && x.State.Final() {
 			err = p.See(op, name, auth.Owner{})

@@ -31,7 +31,7 @@ func (c sandboxService) CreateSandbox(ctx context.Context,
 		template = c.o.Template
 	}
 	session := m.ContextId
-	if message.IsSessionID(session) {
+	if records.IsSessionID(session) {
 		session = "" // inPlace checks it by its name
 	}
 	err := p.Allow(auth.Request{Scope: scope, Session: session, Template: template})
@@ -152,7 +152,7 @@ func (c *Controller) makeSandbox(ctx context.Context, p auth.Principal, m *v1.Cr
 		return nil, err
 	}
 	session := ""
-	if message.IsSessionID(o.Session) {
+	if records.IsSessionID(o.Session) {
 		session = o.Session
 	}
 	ctx, end := c.long(ctx)

@@ -23,7 +23,7 @@ func sessionOf(o records.Object) *v1.Session { return message.Session(message.Se
 
 // properName reports a name that would be taken for an ID.
 func properName(op turnstone.Op, name string) error {
-	if message.IsSessionID(name) {
+	if records.IsSessionID(name) {
 		return turnstone.Errorf(op, turnstone.KindInvalid, "session "+name,
 			"the name has the form of an ID").WithHint("use another name")
 	}

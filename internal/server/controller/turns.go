@@ -34,7 +34,7 @@ func (c turnService) StartTurn(ctx context.Context, r *connect.Request[v1.StartT
 	switch {
 	case m.Session == "":
 		ask.Session = anonymous
-	case message.IsSessionID(m.Session):
+	case records.IsSessionID(m.Session):
 		ask.Session = "" // inPlace checks it by its name
 	}
 	if err := p.Allow(ask); err != nil {
@@ -90,7 +90,7 @@ func machineLabels(m turnstone.Machine) map[string]string {
 func (c *Controller) reserve(ctx context.Context, p auth.Principal, m *v1.StartTurnRequest,
 	o records.Object, client guide.Node) (*v1.StartTurnResponse, error) {
 	session := ""
-	if message.IsSessionID(o.Session) {
+	if records.IsSessionID(o.Session) {
 		session = o.Session
 	}
 	ctx, end := c.call(ctx)

@@ -255,7 +255,7 @@ func (db *DB) agree(ctx context.Context, tx *transaction, of Report, o Object, o
 	if moves {
 		c.Node = &node
 	}
-	if o.Session != "" && o.Session != r.Session {
+	if o.Session != "" && o.Session != r.Session && (IsSessionID(o.Session) || !IsSessionID(r.Session)) {
 		c.Session = &o.Session
 	}
 	if o.Kind == Session && o.Name != "" && o.Name != r.Name && !taken(checkFree(ctx, tx, &o)) {

@@ -1,6 +1,7 @@
 package records
 
 import (
+	"regexp"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -23,6 +24,19 @@ const (
 func invalid(op turnstone.Op, subject, format string, args ...any) *turnstone.Error {
 	return turnstone.Errorf("records."+op, turnstone.KindInvalid, subject, format, args...)
 }
+
+// IsObjectID reports whether id has the form of the ID of an object of a kind.
+func IsObjectID(kind Kind, id string) bool {
+	m := objectID.FindStringSubmatch(id)
+	return m != nil && m[1] == idPrefixes[kind]
+}
+
+// IsSessionID reports whether s has the form of a session's ID. No name has it.
+func IsSessionID(s string) bool { return IsObjectID(Session, s) }
+
+var objectID = regexp.MustCompile(`^([a-z]+)_[0-9a-v]{18}$`)
+
+var idPrefixes = map[Kind]string{Sandbox: "sb", Turn: "tk", Session: "s", Snapshot: "sn"}
 
 // isID reports whether s can be the ID of an object, a token or a key. Tokens themselves are longer
 // or begin with the encoding of `{"`.

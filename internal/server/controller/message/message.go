@@ -3,7 +3,6 @@
 package message
 
 import (
-	"regexp"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -136,13 +135,6 @@ func Removed(detail []byte) []byte {
 	return encode(s)
 }
 
-var validIDs = map[records.Kind]*regexp.Regexp{
-	records.Sandbox:  regexp.MustCompile(`^sb_[0-9a-v]{18}$`),
-	records.Turn:     regexp.MustCompile(`^tk_[0-9a-v]{18}$`),
-	records.Session:  sessionID,
-	records.Snapshot: regexp.MustCompile(`^sn_[0-9a-v]{18}$`),
-}
-
 // A Seen object is a record with the name of its session.
 type Seen struct {
 	records.Object
@@ -157,11 +149,6 @@ const (
 	LabelParent = "sandbox" // of a snapshot
 )
 
-// IsSessionID reports whether s has the form of a session's ID.
-func IsSessionID(s string) bool { return sessionID.MatchString(s) }
-
-var sessionID = regexp.MustCompile(`^s_[0-9a-v]{18}$`)
-
 // A Report is what a node says of an object.
 type Report struct {
 	records.Object
@@ -171,7 +158,7 @@ type Report struct {
 
 // Valid reports whether a report can be believed to be about an object at all.
 func (r *Report) Valid() bool {
-	return r.State != "" && validIDs[r.Kind].MatchString(r.ID)
+	return r.State != "" && records.IsObjectID(r.Kind, r.ID)
 }
 
 // OfSandbox returns what a node says of a sandbox.
@@ -191,7 +178,7 @@ func Turn(x Seen) *v1.Turn {
 	t := &v1.Turn{}
 	Decode(x.Detail, t)
 	t.TicketId, t.Node, t.Session, t.SessionId = x.ID, x.Node, x.SessionName, ""
-	if IsSessionID(x.Object.Session) {
+	if records.IsSessionID(x.Object.Session) {
 		t.SessionId = x.Object.Session
 		if t.Session == t.SessionId {
 			t.Session = ""

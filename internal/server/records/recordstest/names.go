@@ -132,6 +132,15 @@ func testRenames(t *testing.T, f *fixture) {
 	if got := f.get(turn); got.Session != one.ID || got.State != records.Running {
 		t.Errorf("%+v", got)
 	}
+	// A report that left the node before the session had its name does not take the ID away.
+	if _, err := f.Reconcile(t.Context(), records.Report{Node: "n", Objects: []records.Object{
+		{Kind: records.Turn, ID: turn.ID, Session: "one", State: records.Running,
+			Detail: []byte("more")}}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := f.get(turn); got.Session != one.ID || string(got.Detail) != "more" {
+		t.Errorf("%+v", got)
+	}
 	all, _, err := f.List(t.Context(), turn.Tenant, records.Filter{Kind: records.Turn,
 		Sessions: []string{"nothing", one.ID}}, records.Page{})
 	if err != nil || len(all) != 1 {

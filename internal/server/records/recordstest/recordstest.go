@@ -99,8 +99,11 @@ func newFixture(t testing.TB, open Open) *fixture {
 
 // object returns a new object of tenant "a" on node "n".
 func object(k records.Kind) records.Object {
-	return records.Object{Kind: k, ID: string(turnstone.NewSandboxID()), Tenant: "a", Owner: "me",
-		Node: "n"}
+	id := string(turnstone.NewSandboxID())
+	if k == records.Session {
+		id = string(turnstone.NewSessionID())
+	}
+	return records.Object{Kind: k, ID: id, Tenant: "a", Owner: "me", Node: "n"}
 }
 
 // make stores objects without a key.
