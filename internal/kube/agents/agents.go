@@ -73,6 +73,8 @@ type Options struct {
 	Log    *slog.Logger
 	// Again is the time between two looks at an object that did not change; 0: five minutes.
 	Again time.Duration
+	// Guest is how long a sandbox may take to answer: what runs in it may never do; 0: two minutes.
+	Guest time.Duration
 }
 
 // An Image replaces names of images that begin with From by To and the rest of the name.
@@ -107,6 +109,14 @@ func (o *Options) again() time.Duration {
 		return 5 * time.Minute
 	}
 	return o.Again
+}
+
+// guest returns how long a sandbox may take to answer.
+func (o *Options) guest() time.Duration {
+	if o.Guest == 0 {
+		return 2 * time.Minute
+	}
+	return o.Guest
 }
 
 // ours is the metadata by which the sandbox of an object is found.

@@ -1,6 +1,7 @@
 package agents_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -43,6 +44,8 @@ type world struct {
 	admin   client.Client
 	server  *server
 	follow  *agents.Follow // nil: nothing is reported
+	again   time.Duration  // between two looks; 0: one second
+	guest   time.Duration  // for a sandbox's answer; 0: the default
 }
 
 func newWorld(t *testing.T) *world {
@@ -90,7 +93,7 @@ func (w *world) operator(s *server, write func(after bool) error, classes ...str
 		}})
 	w.must(err)
 	w.must(agents.Add(m, &agents.Options{Server: s, Cluster: "test", Default: true, Classes: classes, Follow: w.follow, Log: slog.New(slog.DiscardHandler),
-		Again: time.Second}))
+		Again: cmp.Or(w.again, time.Second), Guest: w.guest}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- m.Start(ctx) }()

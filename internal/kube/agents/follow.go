@@ -69,16 +69,20 @@ type follower struct {
 	rate *rate.Limiter
 	log  *slog.Logger
 
-	seen    map[string]bool // sandboxes whose report was in the cache
-	written map[string]bool // and those whose report was created and not seen yet
-	known   map[string]bool // what this look has found
+	seen    map[reported]bool // sandboxes whose report was in the cache
+	written map[reported]bool // and those whose report was created and not seen yet
+	known   map[reported]bool // what this look has found
 }
+
+// reported is a sandbox, or what a report of its namespace calls one: a report that a user wrote says
+// nothing of other namespaces.
+type reported struct{ namespace, id string }
 
 func newFollower(o *Options, from Reports, to client.Client, live client.Reader) *follower {
 	f := *o.Follow
 	f.setDefaults()
 	return &follower{o: o, f: f, from: from, to: to, live: live, log: o.Log,
-		rate: rate.NewLimiter(rate.Limit(f.Rate), 1), seen: map[string]bool{}, written: map[string]bool{}}
+		rate: rate.NewLimiter(rate.Limit(f.Rate), 1), seen: map[reported]bool{}, written: map[reported]bool{}}
 }
 
 // Start implements manager.Runnable. It runs where the leader is.
@@ -103,7 +107,7 @@ func (r *follower) look(ctx context.Context) error {
 	if err := r.live.List(ctx, all); err != nil {
 		return err
 	}
-	r.known = map[string]bool{}
+	r.known = map[reported]bool{}
 	complete := true
 	for _, n := range all.Items {
 		if err := r.namespace(ctx, n.Name); err != nil {
@@ -115,7 +119,7 @@ func (r *follower) look(ctx context.Context) error {
 		}
 	}
 	if complete {
-		gone := func(id string, _ bool) bool { return !r.known[id] }
+		gone := func(k reported, _ bool) bool { return !r.known[k] }
 		maps.DeleteFunc(r.seen, gone)
 		maps.DeleteFunc(r.written, gone)
 	}
@@ -135,9 +139,9 @@ func (r *follower) namespace(ctx context.Context, namespace string) error {
 	}
 	there := make(map[string]bool, len(boxes))
 	for _, b := range boxes {
-		there[b.SandboxId], r.known[b.SandboxId] = true, true
+		there[b.SandboxId], r.known[reported{namespace, b.SandboxId}] = true, true
 	}
-	reported := make(map[string]bool, len(list.Items))
+	has := make(map[string]bool, len(list.Items))
 	left := int(r.f.Rate*r.f.Every.Seconds()) + 1
 	for n := range list.Items {
 		s := &list.Items[n]
@@ -145,22 +149,24 @@ func (r *follower) namespace(ctx context.Context, namespace string) error {
 		if reportName(id) != s.Name {
 			continue // not written here
 		}
-		reported[id], r.known[id] = true, true
-		if r.seen[id] = true; !there[id] && left > 0 {
+		k := reported{namespace, id}
+		has[id], r.known[k] = true, true
+		// A finalizer of somebody else may keep one that was deleted: it is deleted once.
+		if r.seen[k] = true; !there[id] && left > 0 && s.DeletionTimestamp.IsZero() {
 			left--
 			if err := r.remove(ctx, s); err != nil {
 				return err
 			}
 		}
-		delete(r.written, id)
+		delete(r.written, k)
 	}
 	for _, b := range boxes {
-		if b.Metadata[MetadataCluster] != "" || reported[b.SandboxId] {
+		if b.Metadata[MetadataCluster] != "" || has[b.SandboxId] {
 			continue
 		}
-		switch id := b.SandboxId; {
-		case r.seen[id], r.written[id]:
-			if err := r.deleted(ctx, namespace, id); err != nil {
+		switch k := (reported{namespace, b.SandboxId}); {
+		case r.seen[k], r.written[k]:
+			if err := r.deleted(ctx, k); err != nil {
 				return err
 			}
 		case left > 0 && time.Since(b.Created.AsTime()) >= r.f.Age:
@@ -180,7 +186,7 @@ func (r *follower) write(ctx context.Context, namespace string, b *v1.Sandbox) e
 	}
 	err := r.to.Create(ctx, report(namespace, b))
 	if err == nil || apierrors.IsAlreadyExists(err) {
-		r.written[b.SandboxId] = true
+		r.written[reported{namespace, b.SandboxId}] = true
 		return nil
 	}
 	return err
@@ -193,25 +199,25 @@ func (r *follower) remove(ctx context.Context, s *sandboxv1.Sandbox) error {
 	}
 	err := client.IgnoreNotFound(r.to.Delete(ctx, s, client.Preconditions{UID: &s.UID}))
 	if err == nil {
-		delete(r.seen, s.Annotations[SandboxAnnotation])
+		delete(r.seen, reported{s.Namespace, s.Annotations[SandboxAnnotation]})
 	}
 	return err
 }
 
 // deleted ends the sandbox whose report was deleted, unless the cache alone does not have the report.
 // If the end is refused, the sandbox is reported again.
-func (r *follower) deleted(ctx context.Context, namespace, id string) error {
-	k := client.ObjectKey{Namespace: namespace, Name: reportName(id)}
-	if err := r.live.Get(ctx, k, &sandboxv1.Sandbox{}); !apierrors.IsNotFound(err) {
+func (r *follower) deleted(ctx context.Context, k reported) error {
+	at := client.ObjectKey{Namespace: k.namespace, Name: reportName(k.id)}
+	if err := r.live.Get(ctx, at, &sandboxv1.Sandbox{}); !apierrors.IsNotFound(err) {
 		return err
 	}
-	r.log.Info("ending a sandbox whose report was deleted", "namespace", namespace, "sandbox", id)
-	if err := r.from.End(ctx, namespace, id); err != nil {
-		r.log.Warn("a sandbox whose report was deleted was not ended", "namespace", namespace, "sandbox", id,
+	r.log.Info("ending a sandbox whose report was deleted", "namespace", k.namespace, "sandbox", k.id)
+	if err := r.from.End(ctx, k.namespace, k.id); err != nil {
+		r.log.Warn("a sandbox whose report was deleted was not ended", "namespace", k.namespace, "sandbox", k.id,
 			"error", err)
 	}
-	delete(r.seen, id)
-	delete(r.written, id)
+	delete(r.seen, k)
+	delete(r.written, k)
 	return nil
 }
 

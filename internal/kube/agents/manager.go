@@ -2,6 +2,7 @@ package agents
 
 import (
 	"context"
+	"maps"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -12,6 +13,7 @@ import (
 	sandboxv1 "sigs.k8s.io/agent-sandbox/api/v1beta1"
 	extv1 "sigs.k8s.io/agent-sandbox/extensions/api/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
@@ -36,38 +38,40 @@ func Scheme() (*runtime.Scheme, error) {
 
 const (
 	// parallel bounds the objects of a kind that are followed at the same time: a sandbox may wait for
-	// its image.
-	parallel = 64
-	// ofOne is how many of these may be of one namespace.
-	ofOne = 48
+	// its image. One namespace has at most half of them.
+	parallel = 96
 	// poolEvery is the time between two looks at a pool.
 	poolEvery = 5 * time.Second
 	// sweepEvery is the time between two sweeps, and sweepAge the age of what they look at.
 	sweepEvery = 10 * time.Minute
 	sweepAge   = 5 * time.Minute
+	// lookTime bounds one look at an object.
+	lookTime = 15 * time.Minute
 )
 
 // Add makes a manager serve the objects.
 func Add(m manager.Manager, o *Options) error {
 	skip := true // names of controllers are of one process here, which may have several managers
 	many := controller.Options{MaxConcurrentReconciles: parallel, SkipNameValidation: &skip,
-		NewQueue: steady.NewQueue}
+		NewQueue: steady.NewQueue, ReconciliationTimeout: lookTime}
+	meant := builder.WithPredicates(steady.Meant())
 	boxes := &sandboxes{o: o, to: m.GetClient(), live: m.GetAPIReader()}
-	if err := ctrl.NewControllerManagedBy(m).For(&sandboxv1.Sandbox{}).
-		Watches(&extv1.SandboxClaim{}, handler.EnqueueRequestsFromMapFunc(sameName)).
-		WithOptions(many).Complete(steady.Share(ofOne, boxes)); err != nil {
+	if err := ctrl.NewControllerManagedBy(m).For(&sandboxv1.Sandbox{}, meant).
+		Watches(&extv1.SandboxClaim{}, handler.EnqueueRequestsFromMapFunc(sameName), meant).
+		WithOptions(many).Complete(steady.Share(parallel, boxes)); err != nil {
 		return err
 	}
 	of := &claims{o: o, to: m.GetClient()}
 	if err := ctrl.NewControllerManagedBy(m).For(&extv1.SandboxClaim{}).Owns(&sandboxv1.Sandbox{}).
-		Watches(&extv1.SandboxWarmPool{}, handler.EnqueueRequestsFromMapFunc(of.waiting)).
-		Watches(&extv1.SandboxTemplate{}, handler.EnqueueRequestsFromMapFunc(of.waiting)).
+		Watches(&extv1.SandboxWarmPool{}, handler.EnqueueRequestsFromMapFunc(of.waiting), meant).
+		Watches(&extv1.SandboxTemplate{}, handler.EnqueueRequestsFromMapFunc(of.waiting), meant).
 		WithOptions(many).Complete(of); err != nil {
 		return err
 	}
 	some := &pools{o: o, to: m.GetClient(), every: poolEvery}
-	if err := ctrl.NewControllerManagedBy(m).For(&extv1.SandboxWarmPool{}).
-		WithOptions(many).Complete(some); err != nil {
+	if err := ctrl.NewControllerManagedBy(m).For(&extv1.SandboxWarmPool{}, meant).
+		Watches(&extv1.SandboxTemplate{}, handler.EnqueueRequestsFromMapFunc(some.like), meant).
+		WithOptions(many).Complete(steady.Share(parallel, some)); err != nil {
 		return err
 	}
 	if from, ok := o.Server.(Reports); ok && o.Follow != nil {
@@ -75,7 +79,7 @@ func Add(m manager.Manager, o *Options) error {
 			return err
 		}
 	}
-	return m.Add(&sweeper{o: o, live: m.GetAPIReader()})
+	return m.Add(&sweeper{o: o, live: m.GetAPIReader(), had: map[string]bool{}})
 }
 
 // sameName asks for the Sandbox that has the name of a claim.
@@ -99,9 +103,12 @@ func (r *claims) waiting(ctx context.Context, o client.Object) (all []reconcile.
 
 // A sweeper removes sandboxes whose objects are gone: such as those whose finalizer a user removed, or
 // whose creation reached the server after all.
+//
+// It remembers namespaces in which there were sandboxes: one may have gone before them.
 type sweeper struct {
 	o    *Options
 	live client.Reader
+	had  map[string]bool
 }
 
 // Start implements manager.Runnable. It runs where the leader is.
@@ -125,17 +132,25 @@ func (s *sweeper) sweep(ctx context.Context, age time.Duration) error {
 	if err := s.live.List(ctx, all); err != nil {
 		return err
 	}
+	names := make(map[string]bool, len(all.Items)+len(s.had))
+	maps.Copy(names, s.had)
 	for _, n := range all.Items {
-		boxes, err := s.o.Server.List(ctx, n.Name, map[string]string{MetadataCluster: s.o.Cluster})
+		names[n.Name] = true
+	}
+	for name := range names {
+		boxes, err := s.o.Server.List(ctx, name, map[string]string{MetadataCluster: s.o.Cluster})
 		if err != nil {
-			s.o.Log.Warn("the sandboxes of a namespace were not listed", "namespace", n.Name, "error", err)
+			s.o.Log.Warn("the sandboxes of a namespace were not listed", "namespace", name, "error", err)
 			continue
+		}
+		if s.had[name] = len(boxes) > 0; !s.had[name] {
+			delete(s.had, name)
 		}
 		for _, b := range boxes {
 			if time.Since(b.Created.AsTime()) < age {
 				continue
 			}
-			if err := s.look(ctx, n.Name, b); err != nil {
+			if err := s.look(ctx, name, b); err != nil {
 				return err
 			}
 		}

@@ -12,6 +12,7 @@ import (
 	extv1 "sigs.k8s.io/agent-sandbox/extensions/api/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 )
@@ -126,4 +127,18 @@ func (r *pools) note(k types.NamespacedName, set bool) {
 		r.set = make(map[types.NamespacedName]bool)
 	}
 	r.set[k] = true
+}
+
+// like asks for the pools of a template.
+func (r *pools) like(ctx context.Context, o client.Object) (all []reconcile.Request) {
+	list := &extv1.SandboxWarmPoolList{}
+	if r.to.List(ctx, list, client.InNamespace(o.GetNamespace())) != nil {
+		return nil
+	}
+	for n := range list.Items {
+		if p := &list.Items[n]; p.Spec.TemplateRef.Name == o.GetName() {
+			all = append(all, reconcile.Request{NamespacedName: key(p)})
+		}
+	}
+	return all
 }

@@ -227,7 +227,9 @@ func (r *sandboxes) match(ctx context.Context, s *sandboxv1.Sandbox, b *v1.Sandb
 	p := Process{}
 	if len(m.Argv) > 0 || len(m.Dirs) > 0 {
 		var err error
-		p, err = r.o.Server.Run(ctx, s.Namespace, b.SandboxId, m)
+		bounded, cancel := context.WithTimeout(ctx, r.o.guest())
+		p, err = r.o.Server.Run(bounded, s.Namespace, b.SandboxId, m)
+		cancel()
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
 			r.finished(s, true, "the process cannot start: "+err.Error())
 			return r.next(left), nil

@@ -27,6 +27,8 @@ type server struct {
 	targets map[string]int32 // of pools
 	quota   map[string]int   // sandboxes of a tenant; nil: any
 	noEnd   atomic.Bool      // End is refused
+	// answer is what a sandbox answers to Run; nil: it does what is asked.
+	answer func(ctx context.Context, b *box) error
 	// step is called before and after each effect; an error is the caller's answer.
 	step func(what string, after bool) error
 }
@@ -142,7 +144,17 @@ func (s *server) SetLife(_ context.Context, namespace, id string, life time.Dura
 	return s.change("life", namespace, id, func(b *box) { b.Expires = timestamppb.New(time.Now().Add(life)) })
 }
 
-func (s *server) Run(_ context.Context, namespace, id string, m agents.Main) (agents.Process, error) {
+func (s *server) Run(ctx context.Context, namespace, id string, m agents.Main) (agents.Process, error) {
+	if s.answer != nil {
+		s.mu.Lock()
+		b := s.boxes[id]
+		s.mu.Unlock()
+		if b != nil && b.tenant == namespace {
+			if err := s.answer(ctx, b); err != nil {
+				return agents.Process{}, err
+			}
+		}
+	}
 	return agents.Process{}, s.change("run", namespace, id, func(b *box) {
 		if len(b.main) == 0 {
 			b.main = append(b.main, m)

@@ -43,45 +43,71 @@ func (b *byNamespace) Pop() reconcile.Request {
 	return r
 }
 
-// later is when an object is looked at that found the workers of its namespace at work.
-const later = 200 * time.Millisecond
+// later is when an object is looked at that found the workers of its namespace at work, and pace how
+// much later for each other one that waits so: a flood that waits costs little.
+const (
+	later = 200 * time.Millisecond
+	pace  = 2 * time.Millisecond
+)
 
-// Share bounds the objects of one namespace that are worked on at one time, because each may wait long
-// for the server: most is less than the workers, and the others are left to other namespaces.
-func Share(most int, r reconcile.Reconciler) reconcile.Reconciler {
-	return &share{Reconciler: r, most: most, busy: map[string]int{}}
+// Fits reports whether a namespace that has some of the places that are taken may have another one: it
+// has at most half of those that other namespaces leave. However many places a namespace fills, the
+// next one finds some.
+func Fits(has, taken, places int) bool {
+	return taken < places && has < (places-(taken-has)+1)/2
+}
+
+// Share bounds the objects of one namespace that are worked on at one time, as Fits says, because each
+// may wait long for the server, for an image, or for what runs in a sandbox.
+func Share(workers int, r reconcile.Reconciler) reconcile.Reconciler {
+	return &share{Reconciler: r, workers: workers, busy: map[string]int{},
+		waits: map[string]map[reconcile.Request]bool{}}
 }
 
 type share struct {
 	reconcile.Reconciler
-	most int
+	workers int
 
-	mu   sync.Mutex
-	busy map[string]int // by namespace
+	mu    sync.Mutex
+	taken int
+	busy  map[string]int                        // by namespace
+	waits map[string]map[reconcile.Request]bool // by namespace
 }
 
 // Reconcile implements reconcile.Reconciler.
 func (s *share) Reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
-	if !s.enter(q.Namespace) {
-		return reconcile.Result{RequeueAfter: later}, nil
+	if wait := s.enter(q); wait > 0 {
+		return reconcile.Result{RequeueAfter: wait}, nil
 	}
 	defer s.leave(q.Namespace)
 	return s.Reconciler.Reconcile(ctx, q)
 }
 
-func (s *share) enter(namespace string) bool {
+// enter takes a worker, or returns when to ask again.
+func (s *share) enter(q reconcile.Request) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.busy[namespace] >= s.most {
-		return false
+	n, waits := q.Namespace, s.waits[q.Namespace]
+	if !Fits(s.busy[n], s.taken, s.workers) {
+		if waits == nil {
+			waits = make(map[reconcile.Request]bool)
+			s.waits[n] = waits
+		}
+		waits[q] = true
+		return max(later, time.Duration(len(waits))*pace)
 	}
-	s.busy[namespace]++
-	return true
+	if delete(waits, q); len(waits) == 0 {
+		delete(s.waits, n)
+	}
+	s.busy[n]++
+	s.taken++
+	return 0
 }
 
 func (s *share) leave(namespace string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.taken--
 	if s.busy[namespace]--; s.busy[namespace] == 0 {
 		delete(s.busy, namespace)
 	}

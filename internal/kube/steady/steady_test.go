@@ -10,8 +10,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"turnstone.dev/turnstone/internal/kube/steady"
@@ -52,6 +55,84 @@ func TestQueueIsFair(t *testing.T) {
 	}
 }
 
+// TestFits: namespaces that take what they can, one after another, leave a place to the next.
+func TestFits(t *testing.T) {
+	const places = 96
+	taken := 0
+	for _, want := range []int{48, 24, 12, 6, 3, 2, 1} {
+		has := 0
+		for steady.Fits(has, taken, places) {
+			has++
+			taken++
+		}
+		if has != want {
+			t.Errorf("a namespace has %d places, not %d", has, want)
+		}
+	}
+	if taken != places || steady.Fits(0, taken, places) {
+		t.Errorf("%d of %d places are taken", taken, places)
+	}
+}
+
+// TestShareWaits: each of many objects that find no worker asks a little later than the one before, and
+// one that asks again does not count twice.
+func TestShareWaits(t *testing.T) {
+	hold, in := make(chan struct{}), make(chan struct{})
+	r := steady.Share(1, worker(func(context.Context, reconcile.Request) (reconcile.Result, error) {
+		close(in)
+		<-hold
+		return reconcile.Result{}, nil
+	}))
+	var first sync.WaitGroup
+	first.Go(func() { _, _ = r.Reconcile(t.Context(), request("flood", "first")) })
+	<-in
+	var last time.Duration
+	const flood = 10_000
+	for range 2 {
+		for n := range flood {
+			a, err := r.Reconcile(t.Context(), request("flood", fmt.Sprint(n)))
+			if last = a.RequeueAfter; err != nil || last == 0 {
+				t.Fatal(a, err)
+			}
+		}
+		if rate := flood / last.Seconds(); rate > 1000 || rate < 100 {
+			t.Errorf("a flood asks %.0f times a second", rate)
+		}
+	}
+	close(hold)
+	first.Wait()
+}
+
+// TestMeant: a status alone is no reason to look.
+func TestMeant(t *testing.T) {
+	old := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "1", ResourceVersion: "1", Generation: 1}}
+	now := metav1.Now()
+	for name, tt := range map[string]struct {
+		change func(p *corev1.Pod)
+		want   bool
+	}{
+		"status":        {func(p *corev1.Pod) { p.Status.Message = "other" }, false},
+		"fields":        {func(p *corev1.Pod) { p.ManagedFields = []metav1.ManagedFieldsEntry{{}} }, false},
+		"nothing":       {func(p *corev1.Pod) { p.ResourceVersion = "1" }, true}, // all are looked at again
+		"spec":          {func(p *corev1.Pod) { p.Generation++ }, true},
+		"uid":           {func(p *corev1.Pod) { p.UID = "2" }, true},
+		"deleted":       {func(p *corev1.Pod) { p.DeletionTimestamp = &now }, true},
+		"label":         {func(p *corev1.Pod) { p.Labels = map[string]string{"a": "b"} }, true},
+		"annotation":    {func(p *corev1.Pod) { p.Annotations = map[string]string{"a": "b"} }, true},
+		"finalizer":     {func(p *corev1.Pod) { p.Finalizers = []string{"a"} }, true},
+		"another owner": {func(p *corev1.Pod) { p.OwnerReferences = []metav1.OwnerReference{{Name: "a"}} }, true},
+	} {
+		p := old.DeepCopy()
+		p.ResourceVersion = "2"
+		if tt.change(p); steady.Meant().Update(event.UpdateEvent{ObjectOld: old, ObjectNew: p}) != tt.want {
+			t.Errorf("%s: not %v", name, tt.want)
+		}
+	}
+	if m := steady.Meant(); !m.Create(event.CreateEvent{Object: old}) || !m.Delete(event.DeleteEvent{Object: old}) {
+		t.Error("beginnings and ends are looked at")
+	}
+}
+
 type worker func(context.Context, reconcile.Request) (reconcile.Result, error)
 
 func (w worker) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
@@ -61,7 +142,7 @@ func (w worker) Reconcile(ctx context.Context, r reconcile.Request) (reconcile.R
 // TestShare: objects of a namespace that wait for the server leave workers to others, and come again.
 func TestShare(t *testing.T) {
 	hold, in := make(chan struct{}), make(chan string, 10)
-	r := steady.Share(2, worker(func(_ context.Context, q reconcile.Request) (reconcile.Result, error) {
+	r := steady.Share(4, worker(func(_ context.Context, q reconcile.Request) (reconcile.Result, error) {
 		in <- q.Namespace
 		if q.Namespace == "flood" {
 			<-hold

@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -14,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"turnstone.dev/turnstone/internal/kube/steady"
 	"turnstone.dev/turnstone/internal/kube/v1alpha1"
 )
 
@@ -22,15 +24,24 @@ const (
 	// not among them.
 	parallel = 32
 	// builds bounds the templates that are built at a time.
-	builds = 4
+	builds = 6
+	// reads bounds the documents that are read at a time, and readTime the time of each: they have up to
+	// 16 MiB.
+	reads    = 4
+	readTime = time.Minute
+	// lookTime bounds one look at an object, and buildTime the build of a template.
+	lookTime  = 15 * time.Minute
+	buildTime = 2 * time.Hour
 )
 
 // Add makes a manager serve the objects, whose kinds are in its scheme.
 func Add(m manager.Manager, o *Options) error {
 	skip := true // names of controllers are of one process here, which may have several managers
-	options := func(n int) controller.Options {
-		return controller.Options{MaxConcurrentReconciles: n, SkipNameValidation: &skip}
+	options := func(n int, most time.Duration) controller.Options {
+		return controller.Options{MaxConcurrentReconciles: n, SkipNameValidation: &skip, NewQueue: steady.NewQueue,
+			ReconciliationTimeout: most}
 	}
+	meant := builder.WithPredicates(steady.Meant())
 	if err := m.GetFieldIndexer().IndexField(context.Background(), &v1alpha1.Turn{}, bySession,
 		func(x client.Object) []string {
 			if t, ok := x.(*v1alpha1.Turn); ok && t.Spec.Session != "" {
@@ -40,28 +51,29 @@ func Add(m manager.Manager, o *Options) error {
 		}); err != nil {
 		return err
 	}
-	all := newRuns(o.Server, or(o.Most, mostRuns))
+	all := newRuns(o.Server, or(o.Most, mostRuns), or(o.Held, mostHeld))
 	if err := m.Add(all); err != nil {
 		return err
 	}
 	tell := m.GetEventRecorder("turn-operator")
-	some := &turns{o: o, to: m.GetClient(), runs: all, tell: tell}
+	some := &turns{o: o, to: m.GetClient(), runs: all, tell: tell, reads: make(chan struct{}, reads)}
 	if err := ctrl.NewControllerManagedBy(m).For(&v1alpha1.Turn{}).
 		WatchesRawSource(source.Channel(all.wake, &handler.EnqueueRequestForObject{})).
 		Watches(&v1alpha1.Turn{}, handler.Funcs{UpdateFunc: some.changed, DeleteFunc: some.deleted}).
 		Watches(&v1alpha1.Session{}, handler.EnqueueRequestsFromMapFunc(some.waiting)).
 		Watches(&v1alpha1.TurnTemplate{}, handler.EnqueueRequestsFromMapFunc(some.waiting)).
-		WithOptions(options(parallel)).Complete(some); err != nil {
+		WithOptions(options(parallel, lookTime)).Complete(steady.Share(parallel, some)); err != nil {
 		return err
 	}
 	of := &sessions{o: o, to: m.GetClient(), tell: tell}
 	if err := ctrl.NewControllerManagedBy(m).For(&v1alpha1.Session{}).
 		Watches(&v1alpha1.Turn{}, handler.Funcs{UpdateFunc: of.moved}).
-		WithOptions(options(parallel)).Complete(of); err != nil {
+		WithOptions(options(parallel, lookTime)).Complete(steady.Share(parallel, of)); err != nil {
 		return err
 	}
-	return ctrl.NewControllerManagedBy(m).For(&v1alpha1.TurnTemplate{}).WithOptions(options(builds)).
-		Complete(&templates{o: o, to: m.GetClient(), tell: tell})
+	return ctrl.NewControllerManagedBy(m).For(&v1alpha1.TurnTemplate{}, meant).
+		WithOptions(options(builds, buildTime)).
+		Complete(steady.Share(builds, &templates{o: o, to: m.GetClient(), tell: tell}))
 }
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
@@ -87,7 +99,8 @@ func (r *turns) next(ctx context.Context, t *v1alpha1.Turn, q queue) {
 		return
 	}
 	all := &v1alpha1.TurnList{}
-	if r.to.List(ctx, all, client.InNamespace(t.Namespace), client.MatchingFields{bySession: t.Spec.Session}) != nil {
+	if r.to.List(ctx, all, client.InNamespace(t.Namespace), client.MatchingFields{bySession: t.Spec.Session},
+		client.UnsafeDisableDeepCopy) != nil {
 		return
 	}
 	var first *v1alpha1.Turn
@@ -114,13 +127,17 @@ func (r *turns) waiting(ctx context.Context, o client.Object) (all []reconcile.R
 			return nil
 		}
 	}
-	list := &v1alpha1.TurnList{}
-	if r.to.List(ctx, list, client.InNamespace(o.GetNamespace())) != nil {
+	list, only := &v1alpha1.TurnList{}, []client.ListOption{client.InNamespace(o.GetNamespace()),
+		client.UnsafeDisableDeepCopy}
+	if session != "" {
+		only = append(only, client.MatchingFields{bySession: session})
+	}
+	if r.to.List(ctx, list, only...) != nil {
 		return nil
 	}
 	for n := range list.Items {
 		t := &list.Items[n]
-		if !ended(t) && (session == "" || t.Spec.Session == session) {
+		if !ended(t) {
 			all = append(all, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(t)})
 		}
 	}

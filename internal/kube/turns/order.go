@@ -3,6 +3,7 @@ package turns
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"strconv"
 	"time"
 
@@ -207,11 +208,13 @@ func describe(s *v1alpha1.TurnStatus, p *turnstone.TurnReport) {
 
 // sum returns a digest of a server, or nothing if it is none.
 func sum(d turnstone.Digest) string {
-	if len(d) != len("sha256:")+64 {
+	if !isSum.MatchString(string(d)) {
 		return ""
 	}
 	return string(d)
 }
+
+var isSum = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 
 func now() *metav1.Time {
 	t := metav1.Now()

@@ -83,14 +83,19 @@ type Options struct {
 	// Grace is how long a Turn waits for its Session and TurnTemplate before its status says so; 0:
 	// five seconds.
 	Grace time.Duration
-	// Most bounds the turns that are followed at a time; 0: 1,000.
+	// Most bounds the turns that are followed at a time; 0: 1,000. A namespace has at most half of what
+	// the others leave.
 	Most int
+	// Held bounds the bytes of their documents in the same way: a document is in memory as long as its
+	// turn runs; 0: 64 MiB.
+	Held int
 }
 
 const (
 	settleTime = 30 * time.Second
 	graceTime  = 5 * time.Second
 	mostRuns   = 1000
+	mostHeld   = 64 << 20
 	// againIn is the time between two tries of what the server cannot do now.
 	againIn = 10 * time.Second
 	// soon is when an object is looked at again whose change the cache has not seen.

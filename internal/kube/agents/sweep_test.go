@@ -1,0 +1,81 @@
+package agents
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+)
+
+// A vanishing is a cluster with namespaces and no object in them.
+type vanishing struct {
+	client.Reader
+	names []string
+}
+
+func (v *vanishing) List(_ context.Context, list client.ObjectList, _ ...client.ListOption) error {
+	all, _ := list.(*corev1.NamespaceList)
+	for _, name := range v.names {
+		all.Items = append(all.Items, corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	}
+	return nil
+}
+
+func (v *vanishing) Get(_ context.Context, k client.ObjectKey, _ client.Object, _ ...client.GetOption) error {
+	return apierrors.NewNotFound(schema.GroupResource{}, k.Name)
+}
+
+// A holder has the sandboxes of namespaces.
+type holder struct {
+	Server
+	boxes map[string][]*v1.Sandbox
+	asked map[string]int
+}
+
+func (h *holder) List(_ context.Context, namespace string, _ map[string]string) ([]*v1.Sandbox, error) {
+	h.asked[namespace]++
+	return h.boxes[namespace], nil
+}
+
+func (h *holder) Delete(_ context.Context, namespace, _ string) error {
+	delete(h.boxes, namespace)
+	return nil
+}
+
+// TestSweepOfGoneNamespace: a sandbox is removed whose namespace has gone before it is old enough, as
+// after its object's finalizer was removed by hand; then nobody asks for the namespace any more.
+func TestSweepOfGoneNamespace(t *testing.T) {
+	b := &v1.Sandbox{SandboxId: "sb_1", Created: timestamppb.New(time.Now().Add(-time.Minute))}
+	h := &holder{boxes: map[string][]*v1.Sandbox{"gone": {b}}, asked: map[string]int{}}
+	live := &vanishing{names: []string{"gone", "stays"}}
+	s := &sweeper{o: &Options{Server: h, Log: slog.New(slog.DiscardHandler)}, live: live, had: map[string]bool{}}
+	sweep := func(age time.Duration, want int) {
+		t.Helper()
+		if err := s.sweep(t.Context(), age); err != nil {
+			t.Fatal(err)
+		}
+		if len(h.boxes) != want {
+			t.Errorf("%d namespaces have sandboxes, not %d", len(h.boxes), want)
+		}
+	}
+	sweep(time.Hour, 1)
+	live.names = []string{"stays"}
+	sweep(time.Hour, 1)
+	sweep(0, 0)
+	sweep(0, 0)
+	if before := h.asked["gone"]; before != 4 || s.had["gone"] {
+		t.Errorf("asked %d times", before)
+	}
+	if sweep(0, 0); h.asked["gone"] != 4 || h.asked["stays"] != 5 {
+		t.Errorf("asked %v", h.asked)
+	}
+}
