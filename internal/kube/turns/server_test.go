@@ -20,7 +20,9 @@ type server struct {
 	sessions map[string]int     // to numbers of turns
 	most     map[string]int     // turns of a session at a time
 	builds   int
-	texts    map[string]string // documents by their paths
+	texts    map[string]string             // documents by their paths
+	lie      func(p *turnstone.TurnReport) // what a node reports; nil: the truth
+	build    func(ctx context.Context, namespace string) error
 	// step is called before and after each effect; an error is the caller's answer.
 	step func() error
 }
@@ -138,6 +140,9 @@ func (s *server) Follow(ctx context.Context, namespace, id string, o turns.Order
 		t.over = true
 		p = &turnstone.TurnReport{ID: turnstone.TurnID("t_" + id), Result: turnstone.ResultPassed, Started: time.Now(),
 			Session: o.Session, Receipt: "a receipt", Steps: []turnstone.StepReport{{Status: turnstone.StepPassed}}}
+		if s.lie != nil {
+			s.lie(p)
+		}
 		if t.canceled {
 			p.Result, p.Kind, p.Error = turnstone.ResultError, turnstone.KindCanceled, "it was canceled"
 		}
@@ -174,6 +179,18 @@ func (s *server) let(key string) bool {
 		}
 	}
 	return false
+}
+
+// running returns how many turns of a tenant run.
+func (s *server) running(tenant string) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range s.tickets {
+		if t.tenant == tenant && t.runs > 0 && !t.over {
+			n++
+		}
+	}
+	return n
 }
 
 // ran returns how often the turns of an object ran.
@@ -225,7 +242,12 @@ func (s *server) Remove(_ context.Context, _, session, branch string) error {
 	})
 }
 
-func (s *server) Build(_ context.Context, _, image string) (turnstone.Digest, error) {
+func (s *server) Build(ctx context.Context, namespace, image string) (turnstone.Digest, error) {
+	if s.build != nil {
+		if err := s.build(ctx, namespace); err != nil {
+			return "", err
+		}
+	}
 	err := s.do(func() error {
 		s.builds++
 		if image == "missing" {

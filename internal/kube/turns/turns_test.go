@@ -19,6 +19,9 @@ func TestTurns(t *testing.T) {
 	w.part("order", w.inOrder)
 	w.part("forged", w.forged)
 	w.part("sessions", w.sessions)
+	w.part("floods", w.floods)
+	w.part("builds", w.builds)
+	w.part("lies", w.lies)
 	w.part("restarts", w.restarts)
 }
 

@@ -35,6 +35,8 @@ type world struct {
 	scheme  *runtime.Scheme
 	admin   client.Client
 	grace   time.Duration // of Turns that wait; 0: the default
+	most    int           // turns at a time; 0: the default
+	held    int           // bytes of their documents; 0: the default
 }
 
 func newWorld(t *testing.T) *world {
@@ -100,7 +102,7 @@ func (w *world) operator(s turns.Server, write func(after bool) error) (stop fun
 		}})
 	w.must(err)
 	w.must(turns.Add(m, &turns.Options{Server: s, Log: slog.New(slog.DiscardHandler), Settle: 100 * time.Millisecond,
-		Grace: w.grace}))
+		Grace: w.grace, Most: w.most, Held: w.held}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- m.Start(ctx) }()
