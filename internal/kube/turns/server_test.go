@@ -214,7 +214,10 @@ func (s *server) Make(_ context.Context, _, name, _ string) (string, error) {
 	})
 }
 
-func (s *server) Fork(_ context.Context, _ string, from v1alpha1.TurnRef, _ string) (id, name string, err error) {
+func (s *server) Fork(_ context.Context, _ string, from v1alpha1.TurnRef, branch string) (id, name string, err error) {
+	if err := turnstone.CheckName(turnstone.NameOfBranch, branch); err != nil {
+		return "", "", err
+	}
 	return "s_" + from.Session, from.Session, s.do(func() error {
 		if _, has := s.sessions[from.Session]; !has {
 			return none(from.Session)
@@ -235,8 +238,13 @@ func (s *server) Head(_ context.Context, _, session, _ string) (h *v1alpha1.Head
 
 func (s *server) Remove(_ context.Context, _, session, branch string) error {
 	return s.do(func() error {
-		if branch == "" {
+		switch branch {
+		case "":
 			delete(s.sessions, session)
+		case "main":
+			return turnstone.Errorf("test", turnstone.KindInvalid, branch, "cannot be removed")
+		default:
+			return turnstone.CheckName(turnstone.NameOfBranch, branch)
 		}
 		return nil
 	})

@@ -89,7 +89,10 @@ func (r *sessions) look(ctx context.Context, s *v1alpha1.Session) error {
 	var id, name, branch string
 	var err error
 	if p := s.Spec.Parent; p != nil {
-		branch = s.Name
+		if branch = s.Name; branch == main {
+			return turnstone.Errorf("kube.session", turnstone.KindInvalid, "fork "+branch,
+				"has the name of the branch that its parent has").WithHint("use another name")
+		}
 		id, name, err = r.o.Server.Fork(ctx, s.Namespace, *p, branch)
 	} else {
 		branch, name = main, s.Name
@@ -117,8 +120,10 @@ func (r *sessions) remove(ctx context.Context, s *v1alpha1.Session) (ctrl.Result
 			name, branch = p.Session, s.Name
 		}
 		err := r.o.Server.Remove(ctx, s.Namespace, name, branch)
-		// Somebody else's session stays: this object was never ready.
-		if err != nil && turnstone.KindOf(err) != turnstone.KindDenied {
+		// Somebody else's session stays, and what has a name that no session or branch can have, or that of
+		// the branch that every session has: this object was never ready.
+		kind := turnstone.KindOf(err)
+		if err != nil && kind != turnstone.KindDenied && kind != turnstone.KindInvalid {
 			r.o.Log.Info("a session was not removed", "session", s.Namespace+"/"+s.Name, "error", err)
 			return ctrl.Result{RequeueAfter: againIn}, nil
 		}

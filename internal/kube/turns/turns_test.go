@@ -154,6 +154,13 @@ func (w *world) sessions(t *testing.T) {
 	if !retained || removed {
 		t.Errorf("sessions are %v", s.sessions)
 	}
+	for _, name := range []string{"main", "a.lock"} { // no fork can have this name, and its object goes
+		o := object(t, "Session", name, `{"parent":{"session":"retained"},"deletionPolicy":"Delete"}`)
+		w.must(w.admin.Create(ctx, o))
+		w.until(name+" is refused", func() bool { return reason(w.session(name).Status.Conditions, v1alpha1.Ready) == v1alpha1.ReasonFailed })
+		w.must(w.admin.Delete(ctx, o))
+		w.until(name+" is gone", func() bool { return w.session(name) == nil })
+	}
 	for name, want := range map[string]string{"there": v1alpha1.ReasonReady, "missing": v1alpha1.ReasonFailed} {
 		w.must(w.admin.Create(ctx, object(t, "TurnTemplate", name, `{"image":"`+name+`"}`)))
 		x := &v1alpha1.TurnTemplate{}
