@@ -175,7 +175,7 @@ func (r *claims) grant(ctx context.Context, c *extv1.SandboxClaim, t *extv1.Sand
 		}
 		err = r.to.Create(ctx, s)
 		if apierrors.IsAlreadyExists(err) {
-			return nil // the cache has not seen it: its event calls again
+			return errEarly // the cache has not seen it, and the event of another's calls nobody
 		}
 		if apierrors.IsInvalid(err) {
 			return &refusal{reason: ReasonInvalid, why: err.Error(), final: true}

@@ -24,6 +24,7 @@ func TestHostile(t *testing.T) {
 	t.Run("silent sandboxes", w.silent)
 	t.Run("other words", w.words)
 	t.Run("a template after its pool", w.late)
+	t.Run("a contested name", w.contested)
 	t.Run("forged reports", w.forged)
 }
 
@@ -115,6 +116,42 @@ func (w *world) late(t *testing.T) {
 	w.until("the pool has its target", func() bool { return w.server.target("default/late") == 1 })
 	w.must(w.admin.Delete(t.Context(), pool))
 	w.must(w.admin.Delete(t.Context(), after))
+	w.until("all sandboxes have ended", func() bool { return len(w.server.all()) == 0 })
+}
+
+// contested makes a Sandbox with the name of a claim when the operator is about to. The claim says so.
+func (w *world) contested(t *testing.T) {
+	w.server = newServer()
+	var armed atomic.Bool
+	s, written := sandbox("contested"), make(chan error, 1)
+	defer w.operator(w.server, func(bool) error {
+		if armed.CompareAndSwap(true, false) {
+			written <- w.admin.Create(t.Context(), s)
+		}
+		return nil
+	})()
+	pool := &extv1.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Name: "contested", Namespace: "default"},
+		Spec: extv1.SandboxWarmPoolSpec{TemplateRef: extv1.SandboxTemplateRef{Name: "contested"}}}
+	tmpl := &extv1.SandboxTemplate{ObjectMeta: pool.ObjectMeta}
+	tmpl.Spec.SandboxBlueprint = sandbox("").Spec.SandboxBlueprint
+	claim := &extv1.SandboxClaim{ObjectMeta: pool.ObjectMeta,
+		Spec: extv1.SandboxClaimSpec{WarmPoolRef: extv1.SandboxWarmPoolRef{Name: "contested"}}}
+	none := int32(0)
+	pool.Spec.Replicas = &none
+	w.must(w.admin.Create(t.Context(), tmpl))
+	w.must(w.admin.Create(t.Context(), pool))
+	w.until("the pool's status is written", func() bool {
+		w.must(w.admin.Get(t.Context(), client.ObjectKeyFromObject(pool), pool))
+		return pool.Status.ObservedGeneration == pool.Generation
+	})
+	armed.Store(true) // the next write is the claim's Sandbox
+	w.must(w.admin.Create(t.Context(), claim))
+	w.becomes(claim, "AdoptionConflict")
+	w.must(<-written)
+	w.becomes(s, sandboxv1.SandboxReasonDependenciesReady)
+	for _, o := range []client.Object{claim, tmpl, pool, s} {
+		w.must(w.admin.Delete(t.Context(), o))
+	}
 	w.until("all sandboxes have ended", func() bool { return len(w.server.all()) == 0 })
 }
 
