@@ -175,6 +175,13 @@ func (x *sandboxes) StartSandbox(ctx context.Context, r *sandboxAPI.StartSandbox
 		CreatedAt: timestamppb.New(s.created)}, nil
 }
 
+// owner names whose a container of the pod is.
+func (s *Service) owner(container string) spec.Owner {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return spec.Owner{Container: container, Sandbox: s.id, UID: s.asked.UID}
+}
+
 // Platform implements the sandbox API.
 func (x *sandboxes) Platform(context.Context, *sandboxAPI.PlatformRequest) (
 	*sandboxAPI.PlatformResponse, error) {

@@ -55,7 +55,7 @@ func (t *tasks) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (
 	}
 	text, err := os.ReadFile(filepath.Join(r.GetBundle(), "config.json"))
 	if err == nil {
-		c.spec, err = spec.Parse(text, c.id)
+		c.spec, err = spec.Parse(text, s.owner(c.id))
 	}
 	if err == nil {
 		c.spec.Terminal, c.spec.Process.Terminal = r.GetTerminal(), r.GetTerminal()
