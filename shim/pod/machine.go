@@ -57,6 +57,7 @@ type Pod struct {
 	sb      *sandbox.Sandbox
 	net     *podnet.Network
 	asked   *spec.Pod
+	began   time.Time
 	volumes volumes
 	helpers chan struct{} // has an entry for each command of the helper that runs
 
@@ -77,7 +78,7 @@ func Start(ctx context.Context, o Options, p *spec.Pod, netns string) (_ *Pod, e
 	if err != nil {
 		return nil, fmt.Errorf("the template of pods: %w", err)
 	}
-	pod := &Pod{asked: p, helpers: make(chan struct{}, maxHelpers)}
+	pod := &Pod{asked: p, began: time.Now(), helpers: make(chan struct{}, maxHelpers)}
 	defer func() {
 		if err != nil {
 			_ = pod.Close()

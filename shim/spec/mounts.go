@@ -20,6 +20,8 @@ type Volume struct {
 	ReadOnly bool
 	// Updated means that the kubelet replaces the content during the pod's life.
 	Updated bool
+	// Own means that no other container has it: it ends with the container.
+	Own bool
 	// Back means that the file is copied to the host when the container ends.
 	Back bool
 }
@@ -146,9 +148,9 @@ func (c *Container) bind(m specs.Mount, g guest.Mount, o Owner) error {
 	v := Volume{Source: src, Mount: len(c.Mounts), ReadOnly: g.Flags&unix.MS_RDONLY != 0}
 	switch kind := o.kind(src); {
 	case kind == "termination":
-		v.Back = !v.ReadOnly
+		v.Own, v.Back = true, !v.ReadOnly
 	case kind != "":
-		v.Updated = slices.Contains(updated, kind)
+		v.Own, v.Updated = kind == "image", slices.Contains(updated, kind)
 	case !v.ReadOnly && subPath.MatchString(src):
 		return refuse("mounts", "%.100q: a subPath that is written: mount the whole volume",
 			m.Destination)
