@@ -69,6 +69,11 @@ func (c *Container) discard() {
 // copyIn copies a file tree of the host to the folder dest of the sandbox; a file gets the name
 // name there.
 func (p *Pod) copyIn(ctx context.Context, source, name, dest string, l rootfs.Limits) error {
+	release, err := slot(ctx, p.copies)
+	if err != nil {
+		return err
+	}
+	defer release()
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
@@ -76,7 +81,7 @@ func (p *Pod) copyIn(ctx context.Context, source, name, dest string, l rootfs.Li
 		_ = w.CloseWithError(err)
 		packed <- err
 	}()
-	_, err := p.helper(ctx, r, guest.CmdUnpack, dest)
+	_, err = p.helper(ctx, r, guest.CmdUnpack, dest)
 	_ = r.CloseWithError(io.ErrClosedPipe)
 	if perr := <-packed; perr != nil && perr != io.ErrClosedPipe {
 		return perr
@@ -86,6 +91,11 @@ func (p *Pod) copyIn(ctx context.Context, source, name, dest string, l rootfs.Li
 
 // Start starts the container's first process.
 func (c *Container) Start(ctx context.Context, files IO) (*Process, error) {
+	release, err := slot(ctx, c.pod.starts)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	return c.pod.start(ctx, c.ID, "", []string{guest.Program, guest.CmdRun, c.ID},
 		c.spec.Terminal, files)
 }
@@ -93,6 +103,11 @@ func (c *Container) Start(ctx context.Context, files IO) (*Process, error) {
 // Exec starts another process in the container.
 func (c *Container) Exec(ctx context.Context, exec string, p guest.Process,
 	files IO) (*Process, error) {
+	release, err := slot(ctx, c.pod.starts)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	if err := c.pod.writeJSON(ctx, guest.File(c.ID, exec, guest.FileConfig), p); err != nil {
 		return nil, err
 	}

@@ -33,8 +33,9 @@ const drainFor = 10 * time.Second
 // A Process is a process of a container, with the helper that waits for it.
 type Process struct {
 	pod      *Pod
-	id, exec string             // of the container and the exec
-	name     string             // in the sandbox
+	id, exec string // of the container and the exec
+	name     string // in the sandbox
+	by       *lane
 	cancel   context.CancelFunc // ends it, whether it runs yet or not
 	gone     chan struct{}      // closed when the helper has ended
 	ended    chan struct{}
@@ -53,8 +54,12 @@ func (p *Process) Exit() (code int, at time.Time) { return p.code, p.at }
 // start starts the helper with args and returns when the process runs.
 func (p *Pod) start(ctx context.Context, id, exec string, args []string, terminal bool,
 	files IO) (*Process, error) {
+	by, err := p.lanes.take()
+	if err != nil {
+		return nil, err
+	}
 	alive, cancel := context.WithCancel(context.Background())
-	proc := &Process{pod: p, id: id, exec: exec, ended: make(chan struct{}),
+	proc := &Process{pod: p, by: by, id: id, exec: exec, ended: make(chan struct{}),
 		gone: make(chan struct{}), cancel: cancel, name: processName(id, exec)}
 	params := wire.ProcessStartParams{ProcessID: proc.name, Argv: args, Cwd: "/"}
 	if terminal {
@@ -62,7 +67,7 @@ func (p *Pod) start(ctx context.Context, id, exec string, args []string, termina
 	}
 	started := make(chan error, 1)
 	go proc.run(alive, params, files, started)
-	err := proc.awaitStart(ctx, started)
+	err = proc.awaitStart(ctx, started)
 	go proc.settle()
 	if err != nil {
 		cancel() // nobody waits for it
@@ -75,9 +80,13 @@ func (p *Pod) start(ctx context.Context, id, exec string, args []string, termina
 // in its life. The helper has removed its other files.
 func (p *Process) settle() {
 	<-p.gone
+	p.pod.lanes.give(p.by)
 	if p.exec != "" && !p.pod.sb.Ended() {
 		ctx, cancel := context.WithTimeout(context.Background(), settleLimit)
-		_ = p.pod.removeFile(ctx, guest.File(p.id, p.exec, guest.FileStatus), false)
+		if release, err := slot(ctx, p.pod.helpers); err == nil {
+			_ = p.pod.removeFile(ctx, guest.File(p.id, p.exec, guest.FileStatus), false)
+			release()
+		}
 		cancel()
 	}
 	close(p.ended)
@@ -97,7 +106,7 @@ func (p *Process) run(ctx context.Context, params wire.ProcessStartParams, files
 	failed chan<- error) {
 	defer close(p.gone)
 	defer p.cancel()
-	c := p.pod.sb.Client()
+	c := p.by
 	var once sync.Once
 	over := make(chan struct{})
 	defer close(over)
@@ -240,13 +249,12 @@ const maxHelpers = 64
 
 // helper runs a command of the helper and returns its output, which is untrusted and bounded.
 func (p *Pod) helper(ctx context.Context, in io.Reader, args ...string) (string, error) {
-	select {
-	case p.helpers <- struct{}{}:
-	case <-ctx.Done():
-		return "", fmt.Errorf("the sandbox does not answer: %w", ctx.Err())
+	release, err := slot(ctx, p.helpers)
+	if err != nil {
+		return "", err
 	}
 	return bounded(ctx, func() (string, error) {
-		defer func() { <-p.helpers }()
+		defer release()
 		return p.runHelper(ctx, in, args)
 	})
 }
@@ -290,6 +298,6 @@ func (p *Process) Resize(ctx context.Context, columns, rows uint32) error {
 	if columns == 0 || rows == 0 || columns > 0xffff || rows > 0xffff {
 		return nil
 	}
-	return p.pod.sb.Client().ProcessResize(ctx, &wire.ProcessResizeParams{ProcessID: p.name,
+	return p.by.ProcessResize(ctx, &wire.ProcessResizeParams{ProcessID: p.name,
 		Columns: int64(columns), Rows: int64(rows)})
 }

@@ -110,6 +110,8 @@ func fail(err error) error {
 	switch {
 	case errors.As(err, &refused), turnstone.KindOf(err) == turnstone.KindInvalid:
 		err = fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	case turnstone.KindOf(err) == turnstone.KindExhausted:
+		err = fmt.Errorf("%w: %w", err, errdefs.ErrResourceExhausted)
 	case turnstone.KindOf(err) == turnstone.KindNotFound:
 		err = fmt.Errorf("%w: %w", err, errdefs.ErrNotFound)
 	}

@@ -71,7 +71,7 @@ func testExecs(t *testing.T, b *Bed) {
 	p := b.pod(t, "execs")
 	id := p.run("main", nil, "sh", "-c", "while true; do sleep 1; done")
 	var all sync.WaitGroup
-	for i := range 12 {
+	for i := range 24 {
 		all.Go(func() {
 			out, err := b.Crictl(t.Context(), "in", "exec", "-i", id, "sh", "-c",
 				fmt.Sprintf("cat; echo %d; exit %d", i, i%2))
