@@ -75,7 +75,7 @@ func (o Owner) kind(source string) string {
 
 // flags are the options of mounts that are flags.
 var flags = map[string]uintptr{
-	"ro": unix.MS_RDONLY, "nosuid": unix.MS_NOSUID, "nodev": unix.MS_NODEV,
+	"ro": unix.MS_RDONLY, "rro": unix.MS_RDONLY, "nosuid": unix.MS_NOSUID, "nodev": unix.MS_NODEV,
 	"noexec": unix.MS_NOEXEC, "sync": unix.MS_SYNCHRONOUS, "noatime": unix.MS_NOATIME,
 	"nodiratime": unix.MS_NODIRATIME, "relatime": unix.MS_RELATIME,
 	"strictatime": unix.MS_STRICTATIME,
@@ -83,7 +83,7 @@ var flags = map[string]uintptr{
 
 // ignored are options that mean nothing in a sandbox.
 var ignored = []string{"rw", "suid", "dev", "exec", "bind", "rbind", "private", "rprivate", "slave",
-	"rslave", "defaults", "async", "rro", "rrw"}
+	"rslave", "defaults", "async", "rrw"}
 
 // mount adds m to the container's mounts.
 func (c *Container) mount(m specs.Mount, o Owner) error {

@@ -130,11 +130,13 @@ func TestVolumes(t *testing.T) {
 		s.Mounts = append(s.Mounts, specs.Mount{Type: "bind", Source: containerdDir + source,
 			Destination: fmt.Sprint("/", i), Options: []string{"rbind", "rw", "rprivate"}})
 	}
+	s.Mounts = append(s.Mounts, specs.Mount{Type: "bind", Source: "/srv", Destination: "/srv",
+		Options: []string{"rbind", "rro", "rprivate"}})
 	c, err := parse(t, s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(c.Volumes) != 6 || c.Volumes[4].Updated || c.Volumes[4].Back || c.Volumes[0].Updated || !c.Volumes[1].Updated || c.Volumes[2].Back ||
+	if len(c.Volumes) != 7 || !c.Volumes[6].ReadOnly || c.Volumes[4].Updated || c.Volumes[4].Back || c.Volumes[0].Updated || !c.Volumes[1].Updated || c.Volumes[2].Back ||
 		!c.Volumes[3].Back {
 		t.Errorf("%+v", c.Volumes)
 	}

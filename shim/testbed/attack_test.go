@@ -50,10 +50,12 @@ func testHostileImage(t *testing.T, b *Bed) {
 	p := b.pod(t, "hostile")
 	id := p.run("main", func(c object) {
 		c["image"] = object{"image": b.Registry.Host + "/hostile:1"}
+		c["mounts"] = []object{{"container_path": "/ro", "host_path": outside, "readonly": true,
+			"recursive_read_only": true}}
 	}, "sh", "-c", "while true; do sleep 0.1; done")
 	out := p.exec(id, "sh", "-c", `ls /many | wc -l; stat -c %a /setuid; cat /data/of-the-image;
-		test -e /disk || echo no device; cat /etc/resolv.conf; touch /data/x /vol/x /dev/x && echo wrote`)
-	for _, want := range []string{"3000\n4755\ntext", "no device\n", "nameserver 10.1.2.3\n", "wrote"} {
+		touch /ro/x || echo read-only; test -e /disk || echo no device; cat /etc/resolv.conf; touch /data/x /vol/x /dev/x && echo wrote`)
+	for _, want := range []string{"3000\n4755\ntext", "read-only\nno device\n", "nameserver 10.1.2.3\n", "wrote"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("want %q in %q", want, out)
 		}
