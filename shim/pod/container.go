@@ -3,11 +3,14 @@ package pod
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"path"
+	"time"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/shim/guest"
 	"turnstone.dev/turnstone/shim/rootfs"
 	"turnstone.dev/turnstone/shim/spec"
@@ -32,11 +35,11 @@ func (p *Pod) Create(ctx context.Context, id, root string, s *spec.Container) (*
 	c := &Container{pod: p, ID: id, spec: s, back: map[string]string{}}
 	limits := rootfs.Limits{Bytes: int64(p.asked.Shape.Disk), Entries: maxRootFiles}
 	if err := p.copyIn(ctx, root, "", guest.File(id, "", guest.FileRoot), limits); err != nil {
-		_ = c.Remove(context.WithoutCancel(ctx))
+		go c.discard()
 		return nil, fmt.Errorf("copying the root file system: %w", err)
 	}
 	if err := c.addVolumes(ctx); err != nil {
-		_ = c.Remove(context.WithoutCancel(ctx))
+		go c.discard()
 		return nil, err
 	}
 	c.addEtc()
@@ -46,12 +49,31 @@ func (p *Pod) Create(ctx context.Context, id, root string, s *spec.Container) (*
 		}
 		s.Sysctl[key] = value
 	}
-	return c, p.writeJSON(ctx, guest.File(id, "", guest.FileConfig), s.Container)
+	if err := p.writeJSON(ctx, guest.File(id, "", guest.FileConfig), s.Container); err != nil {
+		go c.discard()
+		return nil, err
+	}
+	return c, nil
+}
+
+// discardLimit bounds the removal of a container that nobody waits for.
+const discardLimit = 2 * time.Minute
+
+// discard removes what is in the sandbox of a container that was not created.
+func (c *Container) discard() {
+	ctx, cancel := context.WithTimeout(context.Background(), discardLimit)
+	defer cancel()
+	_ = c.Remove(ctx) // or it stays until the pod's end
 }
 
 // copyIn copies a file tree of the host to the folder dest of the sandbox; a file gets the name
 // name there.
 func (p *Pod) copyIn(ctx context.Context, source, name, dest string, l rootfs.Limits) error {
+	release, err := slot(ctx, p.copies)
+	if err != nil {
+		return err
+	}
+	defer release()
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() {
@@ -59,7 +81,7 @@ func (p *Pod) copyIn(ctx context.Context, source, name, dest string, l rootfs.Li
 		_ = w.CloseWithError(err)
 		packed <- err
 	}()
-	_, err := p.helper(ctx, r, guest.CmdUnpack, dest)
+	_, err = p.helper(ctx, r, guest.CmdUnpack, dest)
 	_ = r.CloseWithError(io.ErrClosedPipe)
 	if perr := <-packed; perr != nil && perr != io.ErrClosedPipe {
 		return perr
@@ -69,6 +91,11 @@ func (p *Pod) copyIn(ctx context.Context, source, name, dest string, l rootfs.Li
 
 // Start starts the container's first process.
 func (c *Container) Start(ctx context.Context, files IO) (*Process, error) {
+	release, err := slot(ctx, c.pod.starts)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	return c.pod.start(ctx, c.ID, "", []string{guest.Program, guest.CmdRun, c.ID},
 		c.spec.Terminal, files)
 }
@@ -76,6 +103,11 @@ func (c *Container) Start(ctx context.Context, files IO) (*Process, error) {
 // Exec starts another process in the container.
 func (c *Container) Exec(ctx context.Context, exec string, p guest.Process,
 	files IO) (*Process, error) {
+	release, err := slot(ctx, c.pod.starts)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	if err := c.pod.writeJSON(ctx, guest.File(c.ID, exec, guest.FileConfig), p); err != nil {
 		return nil, err
 	}
@@ -98,7 +130,19 @@ func (c *Container) Stats(ctx context.Context) (guest.Stats, error) {
 	if err != nil {
 		return guest.Stats{}, err
 	}
-	return parseStats(text)
+	s, err := parseStats(text)
+	return plausible(s, c.pod.asked.Shape, time.Since(c.pod.began)), err
+}
+
+// plausible bounds what the sandbox says by what it can have used, since others are measured and
+// ranked by it.
+func plausible(s guest.Stats, shape turnstone.Shape, age time.Duration) guest.Stats {
+	const mostPIDs = 4 << 20 // PID_MAX_LIMIT of Linux
+	s.CPU = min(s.CPU, uint64(shape.CPUs)*uint64(max(age, 0)))
+	s.Memory = min(s.Memory, uint64(shape.Memory))
+	s.Limit = min(s.Limit, uint64(shape.Memory))
+	s.PIDs = min(s.PIDs, mostPIDs)
+	return s
 }
 
 // parseStats reads the helper's answer.
@@ -111,8 +155,10 @@ func parseStats(text string) (s guest.Stats, err error) {
 
 // Remove removes the container's files from the sandbox. Its processes have ended.
 func (c *Container) Remove(ctx context.Context) error {
-	c.pod.volumes.forget(c.ID)
 	_, err := c.pod.helper(ctx, nil, guest.CmdRemove, c.ID)
+	for _, dir := range c.pod.volumes.forget(c.ID) {
+		err = errors.Join(err, c.pod.removeFile(ctx, dir, true))
+	}
 	return err
 }
 

@@ -57,8 +57,13 @@ type Pod struct {
 	sb      *sandbox.Sandbox
 	net     *podnet.Network
 	asked   *spec.Pod
+	began   time.Time
 	volumes volumes
+	lanes   lanes
+	ports   *wire.Client  // of port-forwards; nil: none
 	helpers chan struct{} // has an entry for each command of the helper that runs
+	starts  chan struct{} // has an entry for each process that is started
+	copies  chan struct{} // has an entry for each folder that is copied in
 
 	unforward context.CancelFunc // nil: nothing is forwarded
 }
@@ -77,7 +82,9 @@ func Start(ctx context.Context, o Options, p *spec.Pod, netns string) (_ *Pod, e
 	if err != nil {
 		return nil, fmt.Errorf("the template of pods: %w", err)
 	}
-	pod := &Pod{asked: p, helpers: make(chan struct{}, maxHelpers)}
+	pod := &Pod{asked: p, began: time.Now(), helpers: make(chan struct{}, maxHelpers),
+		starts: make(chan struct{}, maxStarting), copies: make(chan struct{}, maxCopies)}
+	pod.lanes.open = pod.connect
 	defer func() {
 		if err != nil {
 			_ = pod.Close()
@@ -119,9 +126,13 @@ func (p *Pod) forward(say func(string)) {
 	if p.net == nil {
 		return
 	}
-	err := p.net.Forward(ctx, func(ctx context.Context, port uint16) (io.ReadWriteCloser, error) {
-		return p.sb.Client().ConnectPort(ctx, port)
-	})
+	ports, err := p.connect()
+	if err == nil {
+		p.ports = ports
+		err = p.net.Forward(ctx, func(ctx context.Context, port uint16) (io.ReadWriteCloser, error) {
+			return ports.ConnectPort(ctx, port)
+		})
+	}
 	if err != nil {
 		say("port-forwards do not work: " + err.Error())
 	}
@@ -162,6 +173,9 @@ func (p *Pod) Close() error {
 	var err error
 	if p.sb != nil {
 		err = p.sb.Close()
+	}
+	if p.lanes.close(); p.ports != nil {
+		_ = p.ports.Close()
 	}
 	if p.net != nil {
 		err = errors.Join(err, p.net.Close())

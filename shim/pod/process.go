@@ -35,6 +35,9 @@ type Process struct {
 	pod      *Pod
 	id, exec string // of the container and the exec
 	name     string // in the sandbox
+	by       *lane
+	cancel   context.CancelFunc // ends it, whether it runs yet or not
+	gone     chan struct{}      // closed when the helper has ended
 	ended    chan struct{}
 	code     int
 	at       time.Time
@@ -51,33 +54,46 @@ func (p *Process) Exit() (code int, at time.Time) { return p.code, p.at }
 // start starts the helper with args and returns when the process runs.
 func (p *Pod) start(ctx context.Context, id, exec string, args []string, terminal bool,
 	files IO) (*Process, error) {
-	proc := &Process{pod: p, id: id, exec: exec, ended: make(chan struct{}),
-		name: processName(id, exec)}
+	by, err := p.lanes.take()
+	if err != nil {
+		return nil, err
+	}
+	alive, cancel := context.WithCancel(context.Background())
+	proc := &Process{pod: p, by: by, id: id, exec: exec, ended: make(chan struct{}),
+		gone: make(chan struct{}), cancel: cancel, name: processName(id, exec)}
 	params := wire.ProcessStartParams{ProcessID: proc.name, Argv: args, Cwd: "/"}
 	if terminal {
 		params.Terminal = &wire.ProcessTerminal{Columns: 80, Rows: 24}
 	}
 	started := make(chan error, 1)
-	go proc.run(params, files, started)
-	if err := proc.awaitStart(ctx, started); err != nil {
-		proc.abandon()
+	go proc.run(alive, params, files, started)
+	err = proc.awaitStart(ctx, started)
+	go proc.settle()
+	if err != nil {
+		cancel() // nobody waits for it
 		return nil, err
 	}
 	return proc, nil
 }
 
-// abandon ends a process that nobody waits for, unless it has ended.
-func (p *Process) abandon() {
-	select {
-	case <-p.ended:
-		return
-	default:
+// settle waits for the end and removes what an exec has left: a container may have millions of them
+// in its life. The helper has removed its other files.
+func (p *Process) settle() {
+	<-p.gone
+	p.pod.lanes.give(p.by)
+	if p.exec != "" && !p.pod.sb.Ended() {
+		ctx, cancel := context.WithTimeout(context.Background(), settleLimit)
+		if release, err := slot(ctx, p.pod.helpers); err == nil {
+			_ = p.pod.removeFile(ctx, guest.File(p.id, p.exec, guest.FileStatus), false)
+			release()
+		}
+		cancel()
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), drainFor)
-	defer cancel()
-	_ = p.pod.sb.Client().ProcessSignal(ctx,
-		&wire.ProcessSignalParams{ProcessID: p.name, Signal: "KILL"})
+	close(p.ended)
 }
+
+// settleLimit bounds what the end of a process waits for.
+const settleLimit = 5 * time.Second
 
 // processName names the helper of a process in the sandbox: at most 64 bytes.
 func processName(id, exec string) string {
@@ -86,9 +102,11 @@ func processName(id, exec string) string {
 }
 
 // run runs the helper until its end.
-func (p *Process) run(params wire.ProcessStartParams, files IO, failed chan<- error) {
-	defer close(p.ended)
-	c := p.pod.sb.Client()
+func (p *Process) run(ctx context.Context, params wire.ProcessStartParams, files IO,
+	failed chan<- error) {
+	defer close(p.gone)
+	defer p.cancel()
+	c := p.by
 	var once sync.Once
 	over := make(chan struct{})
 	defer close(over)
@@ -110,7 +128,7 @@ func (p *Process) run(params wire.ProcessStartParams, files IO, failed chan<- er
 			}
 		}()
 	}
-	res, err := c.Start(context.Background(), params,
+	res, err := c.Start(ctx, params,
 		wire.Stdio{In: files.In, Out: files.Out, Err: files.Err})
 	p.at = time.Now()
 	p.code = int(res.Exit.ExitCode) & 0xff
@@ -134,7 +152,7 @@ func (p *Process) awaitStart(ctx context.Context, failed <-chan error) error {
 		select {
 		case err := <-failed:
 			return err
-		case <-p.ended:
+		case <-p.gone:
 			over = true
 		case <-ctx.Done():
 			return ctx.Err()
@@ -177,6 +195,15 @@ func (p *Pod) readFile(ctx context.Context, path string, most int64) (string, er
 		}
 		return string(res.Data[:min(int64(len(res.Data)), most)]), nil
 	})
+}
+
+// removeFile removes a file of the sandbox, or a folder with what is in it.
+func (p *Pod) removeFile(ctx context.Context, path string, folder bool) error {
+	_, err := bounded(ctx, func() (struct{}, error) {
+		return struct{}{}, p.sb.Client().FileSystemRemove(ctx,
+			&wire.FileSystemRemoveParams{Path: path, Recursive: folder})
+	})
+	return err
 }
 
 // writeJSON writes a file of the sandbox.
@@ -222,13 +249,12 @@ const maxHelpers = 64
 
 // helper runs a command of the helper and returns its output, which is untrusted and bounded.
 func (p *Pod) helper(ctx context.Context, in io.Reader, args ...string) (string, error) {
-	select {
-	case p.helpers <- struct{}{}:
-	case <-ctx.Done():
-		return "", fmt.Errorf("the sandbox does not answer: %w", ctx.Err())
+	release, err := slot(ctx, p.helpers)
+	if err != nil {
+		return "", err
 	}
 	return bounded(ctx, func() (string, error) {
-		defer func() { <-p.helpers }()
+		defer release()
 		return p.runHelper(ctx, in, args)
 	})
 }
@@ -272,6 +298,6 @@ func (p *Process) Resize(ctx context.Context, columns, rows uint32) error {
 	if columns == 0 || rows == 0 || columns > 0xffff || rows > 0xffff {
 		return nil
 	}
-	return p.pod.sb.Client().ProcessResize(ctx, &wire.ProcessResizeParams{ProcessID: p.name,
+	return p.by.ProcessResize(ctx, &wire.ProcessResizeParams{ProcessID: p.name,
 		Columns: int64(columns), Rows: int64(rows)})
 }

@@ -36,8 +36,9 @@ type volume struct {
 	dir     string // in the sandbox
 	file    bool
 	updated bool
+	own     bool
 	version string
-	once    sync.Mutex // while it is copied
+	busy    chan struct{} // has an entry while it is copied
 	copied  bool
 	users   map[string]bool
 }
@@ -80,7 +81,7 @@ func (p *Pod) volume(ctx context.Context, id string, v spec.Volume, st fs.FileIn
 	at := vs.known[v.Source]
 	if at == nil {
 		at = &volume{dir: volumeDir(vs.count), file: !st.IsDir(), updated: v.Updated && st.IsDir(),
-			users: map[string]bool{}}
+			own: v.Own, users: map[string]bool{}, busy: make(chan struct{}, 1)}
 		vs.count++
 		vs.known[v.Source] = at
 	}
@@ -91,8 +92,10 @@ func (p *Pod) volume(ctx context.Context, id string, v spec.Volume, st fs.FileIn
 		vs.done.Go(func() { p.update(watch) })
 	}
 	vs.mu.Unlock()
-	at.once.Lock()
-	defer at.once.Unlock()
+	if err := at.lock(ctx); err != nil {
+		return nil, err
+	}
+	defer at.unlock()
 	if at.copied {
 		return at, nil
 	}
@@ -102,6 +105,18 @@ func (p *Pod) volume(ctx context.Context, id string, v spec.Volume, st fs.FileIn
 	at.copied = err == nil
 	return at, err
 }
+
+// lock waits until nobody copies the volume, which a sandbox that does not answer makes long.
+func (v *volume) lock(ctx context.Context) error {
+	select {
+	case v.busy <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("the sandbox does not answer: %w", ctx.Err())
+	}
+}
+
+func (v *volume) unlock() { <-v.busy }
 
 // versionOf identifies the content of a volume that the kubelet updates: it replaces this link.
 func versionOf(source string) string {
@@ -132,24 +147,41 @@ func (p *Pod) update(ctx context.Context) {
 		}
 		p.volumes.mu.Unlock()
 		for source, v := range all {
-			v.once.Lock()
-			now := versionOf(source)
-			if v.copied && now != "" && now != v.version && p.copyIn(ctx, source, "file", v.dir,
-				rootfs.Limits{Bytes: maxVolume, Entries: maxFiles}) == nil {
-				v.version = now
-			}
-			v.once.Unlock()
+			p.updateOne(ctx, source, v)
 		}
 	}
 }
 
-// forget notes that a container uses no volume any more.
-func (vs *volumes) forget(id string) {
+// updateLimit bounds the copy of one volume: the sandbox may not answer.
+const updateLimit = 2 * time.Minute
+
+func (p *Pod) updateOne(ctx context.Context, source string, v *volume) {
+	ctx, cancel := context.WithTimeout(ctx, updateLimit)
+	defer cancel()
+	if v.lock(ctx) != nil {
+		return
+	}
+	defer v.unlock()
+	now := versionOf(source)
+	if v.copied && now != "" && now != v.version && p.copyIn(ctx, source, "file", v.dir,
+		rootfs.Limits{Bytes: maxVolume, Entries: maxFiles}) == nil {
+		v.version = now
+	}
+}
+
+// forget notes that a container uses no volume any more, and returns the folders of those that only
+// it had.
+func (vs *volumes) forget(id string) (dirs []string) {
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
-	for _, v := range vs.known {
+	for source, v := range vs.known {
 		delete(v.users, id)
+		if v.own && len(v.users) == 0 {
+			delete(vs.known, source)
+			dirs = append(dirs, v.dir)
+		}
 	}
+	return dirs
 }
 
 func (vs *volumes) close() {

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -30,7 +31,7 @@ var ErrTooLarge = errors.New("too large for the sandbox")
 // follows no symbolic link. If dir is a file, the stream has it alone, under the name name.
 func Pack(ctx context.Context, w io.Writer, dir, name string, l Limits) error {
 	tw := tar.NewWriter(w)
-	p := &packer{ctx: ctx, tw: tw, limits: l, seen: map[inode]string{}}
+	p := &packer{ctx: ctx, tw: tw, limits: l, seen: map[inode]*linked{}}
 	st, err := os.Stat(dir)
 	if err != nil {
 		return err
@@ -50,23 +51,77 @@ func Pack(ctx context.Context, w io.Writer, dir, name string, l Limits) error {
 		return err
 	}
 	defer p.root.Close()
-	err = fs.WalkDir(p.root.FS(), ".", func(file string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		st, err := d.Info()
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // a volume may change meanwhile
-		}
-		if err != nil {
-			return err
-		}
-		return p.add(file, file, st)
-	})
-	if err != nil {
+	if err := p.tree(st); err != nil {
 		return err
 	}
 	return tw.Close()
+}
+
+// A folder is read in pieces, since an image may have one with millions of files, and the names of
+// files with several hard links are kept until all of them were seen.
+const (
+	pieceSize = 1024     // entries
+	maxDepth  = 256      // folders in each other, each of which is open
+	maxNames  = 64 << 20 // bytes
+)
+
+// tree packs the root and what is below it.
+func (p *packer) tree(root fs.FileInfo) error {
+	if err := p.add(".", ".", root); err != nil {
+		return err
+	}
+	d, err := p.root.Open(".")
+	if err != nil {
+		return err
+	}
+	return p.folder(d, ".", 1)
+}
+
+// folder packs what is in the folder d, whose name is dir, and closes d.
+func (p *packer) folder(d *os.File, dir string, depth int) error {
+	defer d.Close()
+	if depth > maxDepth {
+		return fmt.Errorf("more than %d folders in each other: %w", maxDepth, ErrTooLarge)
+	}
+	for {
+		entries, err := d.ReadDir(pieceSize)
+		slices.SortFunc(entries, func(a, b fs.DirEntry) int {
+			return strings.Compare(a.Name(), b.Name())
+		})
+		for _, e := range entries {
+			if err := p.entry(path.Join(dir, e.Name()), depth); err != nil {
+				return err
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+}
+
+// entry packs a file, or a folder with what is in it.
+func (p *packer) entry(file string, depth int) error {
+	st, err := p.root.Lstat(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // a volume may change meanwhile
+	}
+	if err != nil {
+		return err
+	}
+	if err := p.add(file, file, st); err != nil || !st.IsDir() {
+		return err
+	}
+	d, err := p.root.OpenFile(file, os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_DIRECTORY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return p.folder(d, file, depth+1)
 }
 
 type inode struct{ dev, ino uint64 }
@@ -76,7 +131,8 @@ type packer struct {
 	root    *os.Root
 	tw      *tar.Writer
 	limits  Limits
-	seen    map[inode]string // the first names of files with several
+	seen    map[inode]*linked // files with several names
+	names   int               // bytes that they take
 	bytes   int64
 	entries int
 }
@@ -107,17 +163,44 @@ func (p *packer) add(file, name string, st fs.FileInfo) error {
 	h.Uname, h.Gname = "", ""
 	sys, _ := st.Sys().(*syscall.Stat_t)
 	if sys != nil && st.Mode().IsRegular() && sys.Nlink > 1 {
-		key := inode{uint64(sys.Dev), sys.Ino}
-		if first, ok := p.seen[key]; ok {
+		if first := p.first(inode{uint64(sys.Dev), sys.Ino}, name, uint64(sys.Nlink)); first != "" {
 			h.Typeflag, h.Linkname, h.Size = tar.TypeLink, first, 0
 			return p.tw.WriteHeader(h)
 		}
-		p.seen[key] = name
+		if p.names > maxNames {
+			return fmt.Errorf("the names of files with hard links have more than %d bytes: %w",
+				maxNames, ErrTooLarge)
+		}
 	}
 	if !st.Mode().IsRegular() {
 		return p.tw.WriteHeader(h)
 	}
 	return p.content(file, h)
+}
+
+// linked is a file with several names.
+type linked struct {
+	first string
+	left  uint64 // names that were not seen yet
+}
+
+// linkedSize is what a linked takes in memory beside its name.
+const linkedSize = 64
+
+// first returns the first name of the file i, or nothing if that is name. links is the number of
+// its names, of which some may be outside of the tree.
+func (p *packer) first(i inode, name string, links uint64) string {
+	l := p.seen[i]
+	if l == nil {
+		p.seen[i] = &linked{name, links - 1}
+		p.names += len(name) + linkedSize
+		return ""
+	}
+	if l.left--; l.left == 0 {
+		delete(p.seen, i)
+		p.names -= len(l.first) + linkedSize
+	}
+	return l.first
 }
 
 // content adds a file. One that changes meanwhile has the size that it had when it was opened.
@@ -159,6 +242,9 @@ func xattrs(f *os.File) map[string]string {
 	}
 	all := map[string]string{}
 	for _, name := range splitZero(names[:n]) {
+		if strings.Contains(name, "=") { // the stream cannot have it
+			continue
+		}
 		if name != "security.capability" && !strings.HasPrefix(name, "user.") {
 			continue
 		}

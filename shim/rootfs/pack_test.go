@@ -4,9 +4,12 @@ import (
 	"archive/tar"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
+	"strings"
 	"testing"
 )
 
@@ -63,5 +66,39 @@ func TestPackFile(t *testing.T) {
 	h, err := tar.NewReader(&b).Next()
 	if err != nil || h.Name != "file" {
 		t.Errorf("%+v, %v", h, err)
+	}
+}
+
+// TestPackInPieces checks that a folder with many names is not read whole, and that neither a deep
+// tree nor many hard links are too much for the packer.
+func TestPackInPieces(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 8 * pieceSize {
+		check(t, os.Symlink("to", filepath.Join(dir, fmt.Sprintf("%0100d", i))))
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	err := Pack(t.Context(), io.Discard, dir, "", Limits{Entries: 10})
+	runtime.ReadMemStats(&after)
+	if took := after.TotalAlloc - before.TotalAlloc; !errors.Is(err, ErrTooLarge) || took > 1<<20 {
+		t.Errorf("%v; it took %d bytes", err, took)
+	}
+	deep := t.TempDir()
+	check(t, os.MkdirAll(filepath.Join(deep, strings.Repeat("d/", maxDepth)+"d"), 0o755))
+	if err := Pack(t.Context(), io.Discard, deep, "", Limits{}); !errors.Is(err, ErrTooLarge) {
+		t.Errorf("a deep tree: %v", err)
+	}
+}
+
+// TestLinked checks that a file with several names is kept in mind until all of them were seen.
+func TestLinked(t *testing.T) {
+	p := packer{seen: map[inode]*linked{}}
+	for i, want := range []string{"", "n0", "n0"} {
+		if got := p.first(inode{1, 2}, fmt.Sprint("n", i), 3); got != want {
+			t.Errorf("%d: %q", i, got)
+		}
+	}
+	if len(p.seen) != 0 || p.names != 0 {
+		t.Errorf("left: %v, %d bytes", p.seen, p.names)
 	}
 }

@@ -30,8 +30,11 @@ type container struct {
 	service    *Service
 	id, bundle string
 	spec       *spec.Container
-	pod        *pod.Container
+	pod        *pod.Container // nil: not created; of the service's mutex
 	first      *process
+
+	cancel context.CancelFunc // ends its creation
+	made   chan struct{}      // closed when the creation is over
 
 	mu    sync.Mutex
 	execs map[string]*process
@@ -52,6 +55,13 @@ func (s *Service) reserve(c *container) error {
 	return nil
 }
 
+// creating returns a container whose creation has begun.
+func (s *Service) creating(id string) *container {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.containers[id]
+}
+
 func (s *Service) forget(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,8 +72,9 @@ func (s *Service) forget(id string) {
 func (s *Service) find(id, exec string) (*container, *process, error) {
 	s.mu.Lock()
 	c := s.containers[id]
+	created := c != nil && c.pod != nil
 	s.mu.Unlock()
-	if c == nil || c.pod == nil {
+	if !created {
 		return nil, nil, fmt.Errorf("container %.140s: %w", id, errdefs.ErrNotFound)
 	}
 	if exec == "" {
@@ -106,10 +117,12 @@ type process struct {
 	terminal              bool
 	over                  chan struct{} // closed at its end
 	told                  chan struct{} // closed when its start was announced
+	begun                 chan struct{} // closed when its start has succeeded or failed
 	insist                sync.Once     // after SIGKILL
 
 	mu      sync.Mutex
 	started bool
+	cancel  context.CancelFunc // ends its start
 	running *pod.Process
 	files   *files
 	noInput bool // the input was ended
@@ -119,7 +132,8 @@ type process struct {
 
 func newProcess(c *container, exec, stdin, stdout, stderr string, terminal bool) *process {
 	return &process{of: c, exec: exec, stdin: stdin, stdout: stdout, stderr: stderr,
-		terminal: terminal, over: make(chan struct{}), told: make(chan struct{})}
+		terminal: terminal, over: make(chan struct{}), told: make(chan struct{}),
+		begun: make(chan struct{})}
 }
 
 // start starts the process and watches for its end.
@@ -130,8 +144,15 @@ func (p *process) start(ctx context.Context) error {
 		return fmt.Errorf("it was started already: %w", errdefs.ErrFailedPrecondition)
 	}
 	p.started = true
+	ctx, p.cancel = context.WithCancel(ctx)
 	p.mu.Unlock()
+	defer close(p.begun)
+	defer p.cancel()
 	f, err := openFiles(p.stdin, p.stdout, p.stderr)
+	if first := p.of.first; err == nil && p.exec != "" && !first.runs() {
+		f.close()
+		err = fmt.Errorf("container %s does not run: %w", p.of.id, errdefs.ErrFailedPrecondition)
+	}
 	if err == nil {
 		p.mu.Lock()
 		p.files = f
@@ -211,6 +232,57 @@ func (p *process) state() (task.Status, uint32, *timestamppb.Timestamp) {
 	return task.Status_RUNNING, 0, nil
 }
 
+// runs reports whether the process has started and has not ended.
+func (p *process) runs() bool {
+	p.mu.Lock()
+	run := p.running
+	p.mu.Unlock()
+	if run == nil {
+		return false
+	}
+	select {
+	case <-run.Ended():
+		return false
+	default:
+		return true
+	}
+}
+
+// retire ends a process that was not started, and reports whether it may be forgotten.
+func (p *process) retire() bool {
+	p.mu.Lock()
+	if !p.started {
+		p.started = true
+		p.mu.Unlock()
+		p.finish(128+uint32(syscall.SIGKILL), time.Now())
+		return true
+	}
+	p.mu.Unlock()
+	select {
+	case <-p.over:
+		return true
+	default:
+		return false
+	}
+}
+
+// cancelStart ends the start of a process that is under way, if a deadly signal asks for it, and
+// returns the process if it runs nevertheless.
+func (p *process) cancelStart(ctx context.Context, sig syscall.Signal) (*pod.Process, error) {
+	if sig != syscall.SIGKILL && sig != syscall.SIGTERM {
+		return nil, nil
+	}
+	p.cancel()
+	select {
+	case <-p.begun:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.running, nil
+}
+
 // kill sends a signal. A process that has not started ends with it, if it is a deadly one.
 func (p *process) kill(ctx context.Context, sig syscall.Signal) error {
 	p.mu.Lock()
@@ -222,6 +294,12 @@ func (p *process) kill(ctx context.Context, sig syscall.Signal) error {
 		return nil
 	}
 	p.mu.Unlock()
+	if started && run == nil {
+		var err error
+		if run, err = p.cancelStart(ctx, sig); err != nil {
+			return err
+		}
+	}
 	select {
 	case <-p.over:
 		return fmt.Errorf("it has ended: %w", errdefs.ErrNotFound)

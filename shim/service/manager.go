@@ -21,6 +21,9 @@ import (
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/plugin"
 	"github.com/containerd/plugin/registry"
+	"github.com/containerd/typeurl/v2"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/opencontainers/runtime-spec/specs-go/features"
 
 	"turnstone.dev/turnstone"
 )
@@ -156,6 +159,13 @@ func (Manager) Info(_ context.Context, options io.Reader) (*types.RuntimeInfo, e
 	if _, err := io.Copy(io.Discard, io.LimitReader(options, 1<<20)); err != nil {
 		return nil, err
 	}
-	return &types.RuntimeInfo{Name: Name,
+	// Every mount is a copy, so what is read-only is so with all below it. containerd 2.4.2 ends if it
+	// is asked for such a mount of a runtime that says nothing of its features.
+	f, err := typeurl.MarshalAnyToProto(&features.Features{OCIVersionMin: "1.0.0",
+		OCIVersionMax: specs.Version, MountOptions: []string{"ro", "rro"}})
+	if err != nil {
+		return nil, err
+	}
+	return &types.RuntimeInfo{Name: Name, Features: f,
 		Version: &types.RuntimeVersion{Version: turnstone.Version}}, nil
 }

@@ -110,6 +110,8 @@ func fail(err error) error {
 	switch {
 	case errors.As(err, &refused), turnstone.KindOf(err) == turnstone.KindInvalid:
 		err = fmt.Errorf("%w: %w", err, errdefs.ErrInvalidArgument)
+	case turnstone.KindOf(err) == turnstone.KindExhausted:
+		err = fmt.Errorf("%w: %w", err, errdefs.ErrResourceExhausted)
 	case turnstone.KindOf(err) == turnstone.KindNotFound:
 		err = fmt.Errorf("%w: %w", err, errdefs.ErrNotFound)
 	}
@@ -173,6 +175,13 @@ func (x *sandboxes) StartSandbox(ctx context.Context, r *sandboxAPI.StartSandbox
 	}
 	return &sandboxAPI.StartSandboxResponse{Pid: uint32(os.Getpid()), Spec: described,
 		CreatedAt: timestamppb.New(s.created)}, nil
+}
+
+// owner names whose a container of the pod is.
+func (s *Service) owner(container string) spec.Owner {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return spec.Owner{Container: container, Sandbox: s.id, UID: s.asked.UID}
 }
 
 // Platform implements the sandbox API.

@@ -52,7 +52,7 @@ const optionsVar = "TURN_SHIM_OPTIONS"
 // and the programs.
 func Load(getenv func(string) string) (Settings, error) {
 	s := Settings{Substrate: driver.GVisor, CPUs: 2, Memory: 2 << 30, Disk: 10 << 30,
-		MaxCPUs: turnstone.MaxCPUs, MaxMemory: turnstone.MaxMemory, MaxDisk: turnstone.MaxDisk,
+		MaxCPUs: turnstone.MaxCPUs, MaxMemory: turnstone.MaxMemory,
 		KillLimit: 60, home: getenv("TURN_HOME")}
 	if s.home == "" {
 		s.home = DefaultHome
@@ -70,6 +70,9 @@ func Load(getenv func(string) string) (Settings, error) {
 	}
 	if err := s.add("options of the runtime", getenv(optionsVar)); err != nil {
 		return s, err
+	}
+	if s.MaxDisk == 0 { // the annotation that asks for more is the tenant's, whatever containerd is told
+		s.MaxDisk = s.Disk
 	}
 	if s.KillLimit < 1 || s.KillLimit > 3600 {
 		return s, fmt.Errorf("kill_limit: %d is not between 1 and 3600 seconds", s.KillLimit)

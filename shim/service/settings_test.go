@@ -43,7 +43,8 @@ func TestSettings(t *testing.T) {
 			}
 			continue
 		}
-		if s.Substrate != x.want || s.CPUs != 3 || int64(s.Disk) != x.disk {
+		if s.Substrate != x.want || s.CPUs != 3 || int64(s.Disk) != x.disk ||
+			s.bounds().Most.Disk != s.Disk { // no pod gets more unless max_disk says so
 			t.Errorf("%v: %+v", x.env, s)
 		}
 	}

@@ -50,18 +50,22 @@ func (t *tasks) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (
 	}
 	c := &container{service: s, id: r.GetID(), bundle: r.GetBundle(), execs: map[string]*process{}}
 	c.first = newProcess(c, "", r.GetStdin(), r.GetStdout(), r.GetStderr(), r.GetTerminal())
+	c.cancel, c.made = cancel, make(chan struct{})
 	if err := s.reserve(c); err != nil {
 		return nil, fail(err)
 	}
+	defer close(c.made)
 	text, err := os.ReadFile(filepath.Join(r.GetBundle(), "config.json"))
 	if err == nil {
-		c.spec, err = spec.Parse(text, c.id)
+		c.spec, err = spec.Parse(text, s.owner(c.id))
 	}
 	if err == nil {
 		c.spec.Terminal, c.spec.Process.Terminal = r.GetTerminal(), r.GetTerminal()
 		err = withRoot(r, func(root string) error {
 			made, err := p.Create(ctx, c.id, root, c.spec)
+			s.mu.Lock()
 			c.pod = made
+			s.mu.Unlock()
 			return err
 		})
 	}
@@ -183,17 +187,41 @@ func (t *tasks) Kill(ctx context.Context, r *taskAPI.KillRequest) (*emptypb.Empt
 	return &emptypb.Empty{}, fail(p.kill(ctx, syscall.Signal(r.GetSignal())))
 }
 
+// endCreation ends the creation of a container that is under way: its caller has given up, which a
+// request that runs does not learn, and nobody else would remove the container.
+func (t *tasks) endCreation(ctx context.Context, id string) error {
+	c := t.s.creating(id)
+	if c == nil {
+		return nil
+	}
+	select {
+	case <-c.made:
+		return nil
+	default:
+	}
+	c.cancel()
+	select {
+	case <-c.made:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // Delete implements the task API.
 func (t *tasks) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (
 	*taskAPI.DeleteResponse, error) {
+	if err := t.endCreation(ctx, r.GetID()); err != nil {
+		return nil, fail(err)
+	}
 	c, p, err := t.s.find(r.GetID(), r.GetExecID())
 	if err != nil {
 		return nil, fail(err)
 	}
-	status, code, at := p.state()
-	if status == task.Status_RUNNING {
+	if !p.retire() {
 		return nil, fail(fmt.Errorf("%s runs: %w", r.GetID(), errdefs.ErrFailedPrecondition))
 	}
+	_, code, at := p.state()
 	if p.exec != "" {
 		c.remove(p)
 		return &taskAPI.DeleteResponse{Pid: self(), ExitStatus: code, ExitedAt: at}, nil

@@ -20,25 +20,62 @@ type Volume struct {
 	ReadOnly bool
 	// Updated means that the kubelet replaces the content during the pod's life.
 	Updated bool
+	// Own means that no other container has it: it ends with the container.
+	Own bool
 	// Back means that the file is copied to the host when the container ends.
 	Back bool
 }
 
 // Kinds of volumes whose content belongs to the pod: what is written to them is written in the
-// sandbox, and needs not to be seen from outside.
+// sandbox, and needs not to be seen from outside. The names are the kubelet's and containerd's, but
+// a hostPath may have any name: the pod's own UID, and the IDs of its sandbox and its container, are
+// in the ones that are meant.
 var (
-	podVolume = regexp.MustCompile(`/pods/[^/]+/(?:volumes|volume-subpaths)/` +
-		`(?:kubernetes\.io~)?(empty-dir|configmap|secret|projected|downward-api)/`)
-	podFile        = regexp.MustCompile(`/pods/[^/]+/etc-hosts$`)
-	terminationLog = regexp.MustCompile(`/pods/[^/]+/containers/[^/]+/[^/]+$`)
+	podVolume = regexp.MustCompile(`/pods/([^/]+)/volumes/` +
+		`kubernetes\.io~(empty-dir|configmap|secret|projected|downward-api)/`)
+	podFile        = regexp.MustCompile(`/pods/([^/]+)/etc-hosts$`)
+	terminationLog = regexp.MustCompile(`/pods/([^/]+)/containers/[^/]+/[0-9a-f]+$`)
+	subPath        = regexp.MustCompile(`/pods/[^/]+/volume-subpaths/[^/]+/[^/]+/[0-9]+$`)
 	// what containerd itself makes for a pod
 	sandboxFile = regexp.MustCompile(
-		`/io\.containerd\.grpc\.v1\.cri/sandboxes/[0-9a-f]{64}/(?:hostname|hosts|resolv\.conf|shm)$`)
+		`/io\.containerd\.grpc\.v1\.cri/sandboxes/([^/]+)/(?:hostname|hosts|resolv\.conf|shm)$`)
+	// what containerd makes for a VOLUME of an image, with the image's content
+	imageVolume = regexp.MustCompile(
+		`/io\.containerd\.grpc\.v1\.cri/containers/([^/]+)/volumes/[^/]+$`)
 )
+
+// An Owner names whose container is described.
+type Owner struct {
+	Container string // its ID
+	Sandbox   string // the ID of the pod's sandbox
+	UID       string // the pod's, as the kubelet names it
+}
+
+// kind returns what the source of a mount is: a kind of podVolume, "file", "termination", or
+// nothing for a path of the host.
+func (o Owner) kind(source string) string {
+	for _, x := range []struct {
+		form *regexp.Regexp
+		of   string
+		kind string // empty: the second group
+	}{
+		{podVolume, o.UID, ""}, {podFile, o.UID, "file"}, {terminationLog, o.UID, "termination"},
+		{sandboxFile, o.Sandbox, "file"}, {imageVolume, o.Container, "image"},
+	} {
+		switch m := x.form.FindStringSubmatch(source); {
+		case m == nil || x.of == "" || m[1] != x.of:
+		case x.kind != "":
+			return x.kind
+		default:
+			return m[2]
+		}
+	}
+	return ""
+}
 
 // flags are the options of mounts that are flags.
 var flags = map[string]uintptr{
-	"ro": unix.MS_RDONLY, "nosuid": unix.MS_NOSUID, "nodev": unix.MS_NODEV,
+	"ro": unix.MS_RDONLY, "rro": unix.MS_RDONLY, "nosuid": unix.MS_NOSUID, "nodev": unix.MS_NODEV,
 	"noexec": unix.MS_NOEXEC, "sync": unix.MS_SYNCHRONOUS, "noatime": unix.MS_NOATIME,
 	"nodiratime": unix.MS_NODIRATIME, "relatime": unix.MS_RELATIME,
 	"strictatime": unix.MS_STRICTATIME,
@@ -46,32 +83,32 @@ var flags = map[string]uintptr{
 
 // ignored are options that mean nothing in a sandbox.
 var ignored = []string{"rw", "suid", "dev", "exec", "bind", "rbind", "private", "rprivate", "slave",
-	"rslave", "defaults", "async", "rro", "rrw"}
+	"rslave", "defaults", "async", "rrw"}
 
 // mount adds m to the container's mounts.
-func (c *Container) mount(m specs.Mount, id string) error {
+func (c *Container) mount(m specs.Mount, o Owner) error {
 	if err := guest.CheckPath(m.Destination); err != nil {
 		return refuse("mounts", "%.100q: %v", m.Destination, err)
 	}
 	g := guest.Mount{Type: m.Type, Target: path.Clean(m.Destination)}
 	bind := m.Type == "bind"
-	for _, o := range m.Options {
-		switch f, ok := flags[o]; {
+	for _, option := range m.Options {
+		switch f, ok := flags[option]; {
 		case ok:
 			g.Flags |= f
-		case o == "bind" || o == "rbind":
+		case option == "bind" || option == "rbind":
 			bind = true
-		case slices.Contains(ignored, o):
-		case o == "shared" || o == "rshared":
-			return refuse("mounts", "%.100q: propagation to the host (%s)", m.Destination, o)
-		case strings.ContainsAny(o, ",\x00") || bind:
-			return refuse("mounts", "%.100q: the option %.40q", m.Destination, o)
+		case slices.Contains(ignored, option):
+		case option == "shared" || option == "rshared":
+			return refuse("mounts", "%.100q: propagation to the host (%s)", m.Destination, option)
+		case strings.ContainsAny(option, ",\x00") || bind:
+			return refuse("mounts", "%.100q: the option %.40q", m.Destination, option)
 		default:
-			g.Data = append(g.Data, o)
+			g.Data = append(g.Data, option)
 		}
 	}
 	if bind {
-		return c.bind(m, g)
+		return c.bind(m, g, o)
 	}
 	if m.Type == "tmpfs" && g.Target == "/dev/shm" { // the containers of a pod share it
 		g.Type, g.Source, g.Data = "bind", guest.Shm, nil
@@ -82,7 +119,7 @@ func (c *Container) mount(m specs.Mount, id string) error {
 	case "proc", "sysfs", "tmpfs", "mqueue", "devpts":
 		g.Source = m.Type
 	case "cgroup", "cgroup2": // it sees its own group
-		g.Type, g.Source, g.Data = "bind", "/sys/fs/cgroup/pod-"+id, nil
+		g.Type, g.Source, g.Data = "bind", "/sys/fs/cgroup/pod-"+o.Container, nil
 		g.Flags |= unix.MS_RDONLY
 	default:
 		return refuse("mounts", "%.100q: the file system %.40q", m.Destination, m.Type)
@@ -91,7 +128,10 @@ func (c *Container) mount(m specs.Mount, id string) error {
 	return nil
 }
 
-func (c *Container) bind(m specs.Mount, g guest.Mount) error {
+// updated are the kinds of volumes whose content the kubelet replaces.
+var updated = []string{"configmap", "secret", "projected", "downward-api"}
+
+func (c *Container) bind(m specs.Mount, g guest.Mount, o Owner) error {
 	if err := guest.CheckPath(m.Source); err != nil {
 		return refuse("mounts", "%.100q: its source: %v", m.Destination, err)
 	}
@@ -106,13 +146,14 @@ func (c *Container) bind(m specs.Mount, g guest.Mount) error {
 		return nil
 	}
 	v := Volume{Source: src, Mount: len(c.Mounts), ReadOnly: g.Flags&unix.MS_RDONLY != 0}
-	kind := podVolume.FindStringSubmatch(src)
-	switch {
-	case kind != nil:
-		v.Updated = kind[1] != "empty-dir"
-	case podFile.MatchString(src), sandboxFile.MatchString(src):
-	case terminationLog.MatchString(src):
-		v.Back = !v.ReadOnly
+	switch kind := o.kind(src); {
+	case kind == "termination":
+		v.Own, v.Back = true, !v.ReadOnly
+	case kind != "":
+		v.Own, v.Updated = kind == "image", slices.Contains(updated, kind)
+	case !v.ReadOnly && subPath.MatchString(src):
+		return refuse("mounts", "%.100q: a subPath that is written: mount the whole volume",
+			m.Destination)
 	case !v.ReadOnly:
 		return refuse("mounts", "%.100q: a writable folder of the host (%.200q), "+
 			"whose content would be copied, not shared", m.Destination, src)

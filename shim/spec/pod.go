@@ -14,6 +14,7 @@ import (
 
 // A Pod is what a pod asks of its sandbox.
 type Pod struct {
+	UID          string // the kubelet's name for the pod
 	Hostname     string
 	DNS          *cri.DNSConfig // nil: the host's
 	Sysctl       map[string]string
@@ -58,7 +59,7 @@ func ParsePod(options *anypb.Any, b Bounds) (*Pod, error) {
 	case sec.GetPrivileged():
 		return nil, refuse("securityContext.privileged", "a privileged sandbox")
 	}
-	p.Hostname = c.GetHostname()
+	p.UID, p.Hostname = c.GetMetadata().GetUid(), c.GetHostname()
 	if len(p.Hostname) > 63 || strings.ContainsAny(p.Hostname, "\x00/ \n") {
 		return nil, refuse("hostname", "%.70q is no host name", p.Hostname)
 	}

@@ -58,7 +58,7 @@ var defaultCaps = map[string]int{
 }
 
 // Parse reads an OCI description. The error is a *Refusal if a sandbox cannot have it.
-func Parse(config []byte, id string) (*Container, error) {
+func Parse(config []byte, o Owner) (*Container, error) {
 	if len(config) > MaxSize {
 		return nil, refuse("config.json", "it has more than %d bytes", MaxSize)
 	}
@@ -97,7 +97,7 @@ func Parse(config []byte, id string) (*Container, error) {
 		return nil, refuse("mounts", "there are more than %d", maxMounts)
 	}
 	for _, m := range s.Mounts {
-		if err := c.mount(m, id); err != nil {
+		if err := c.mount(m, o); err != nil {
 			return nil, err
 		}
 	}

@@ -3,6 +3,7 @@ package spec
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -27,13 +28,16 @@ func ordinary() *specs.Spec {
 			{Type: "tmpfs", Source: "shm", Destination: "/dev/shm"}}}
 }
 
+// owner is the pod whose containers are described.
+var owner = Owner{Container: "id", Sandbox: strings.Repeat("b", 64), UID: "u"}
+
 func parse(t testing.TB, s *specs.Spec) (*Container, error) {
 	t.Helper()
 	text, err := json.Marshal(s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Parse(text, "id")
+	return Parse(text, owner)
 }
 
 func TestParse(t *testing.T) {
@@ -88,6 +92,15 @@ func TestRefusals(t *testing.T) {
 		{"mounts", bind("/srv", "rbind", "ro", "rshared")},
 		{"mounts", bind("srv", "rbind", "ro")},
 		{"mounts", bind("/var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/pvc/mount", "rw")},
+		// a hostPath that only looks like a volume of this pod
+		{"mounts", bind("/var/lib/kubelet/pods/other/containers/main/1234", "rw")},
+		{"mounts", bind("/var/lib/kubelet/pods/other/volumes/kubernetes.io~secret/s", "rw")},
+		{"mounts", bind("/var/lib/kubelet/pods/other/etc-hosts", "rw")},
+		{"mounts", bind("/srv/pods/u/containers/main/passwd", "rw")},
+		{"mounts", bind(containerdDir+"sandboxes/"+strings.Repeat("a", 64)+"/hosts", "rw")},
+		{"mounts", bind(containerdDir+"containers/other/volumes/1", "rw")},
+		// its name is the tenant's
+		{"mounts", bind("/var/lib/kubelet/pods/u/volume-subpaths/empty-dir/main/0", "rw")},
 		{"mounts", func(s *specs.Spec) {
 			s.Mounts = append(s.Mounts, specs.Mount{Type: "nfs", Destination: "/x"})
 		}},
@@ -102,6 +115,9 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// containerdDir is a folder of containerd.
+const containerdDir = "/var/lib/containerd/io.containerd.grpc.v1.cri/"
+
 func TestVolumes(t *testing.T) {
 	const pods = "/var/lib/kubelet/pods/u/"
 	s := ordinary()
@@ -110,11 +126,17 @@ func TestVolumes(t *testing.T) {
 		s.Mounts = append(s.Mounts, specs.Mount{Type: "bind", Source: pods + source,
 			Destination: "/" + source, Options: []string{"rbind", "rw", "rprivate"}})
 	}
+	for i, source := range []string{"containers/id/volumes/1", "sandboxes/" + owner.Sandbox + "/hosts"} {
+		s.Mounts = append(s.Mounts, specs.Mount{Type: "bind", Source: containerdDir + source,
+			Destination: fmt.Sprint("/", i), Options: []string{"rbind", "rw", "rprivate"}})
+	}
+	s.Mounts = append(s.Mounts, specs.Mount{Type: "bind", Source: "/srv", Destination: "/srv",
+		Options: []string{"rbind", "rro", "rprivate"}})
 	c, err := parse(t, s)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(c.Volumes) != 4 || c.Volumes[0].Updated || !c.Volumes[1].Updated || c.Volumes[2].Back ||
+	if len(c.Volumes) != 7 || !c.Volumes[6].ReadOnly || c.Volumes[4].Updated || c.Volumes[4].Back || c.Volumes[0].Updated || !c.Volumes[1].Updated || c.Volumes[2].Back ||
 		!c.Volumes[3].Back {
 		t.Errorf("%+v", c.Volumes)
 	}
@@ -161,7 +183,7 @@ func FuzzParse(f *testing.F) {
 	text, _ := json.Marshal(ordinary())
 	f.Add(text)
 	f.Fuzz(func(t *testing.T, text []byte) {
-		c, err := Parse(text, "id")
+		c, err := Parse(text, owner)
 		if err != nil {
 			return
 		}

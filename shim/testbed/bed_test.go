@@ -213,6 +213,8 @@ func (p *pod) shimPID() int {
 func TestPods(t *testing.T) {
 	b := bed(t)
 	testSubstrate(t, b)
+	t.Run("hostile image", func(t *testing.T) { testHostileImage(t, b) })
+	t.Run("many execs", func(t *testing.T) { testExecs(t, b) })
 	t.Run("refusals", func(t *testing.T) { testRefusals(t, b) })
 	t.Run("containerd restarts", func(t *testing.T) { testRestart(t, b) })
 	t.Run("killed shim", func(t *testing.T) { testKilled(t, b) })
@@ -369,7 +371,7 @@ func testNetwork(t *testing.T, b *Bed) {
 
 func testVolumes(t *testing.T, b *Bed) {
 	// what a kubelet makes for a pod
-	kubelet := b.path("pods/uid")
+	kubelet := b.path("pods/volumes")
 	config := filepath.Join(kubelet, "volumes/kubernetes.io~configmap/settings")
 	empty := filepath.Join(kubelet, "volumes/kubernetes.io~empty-dir/scratch")
 	message := filepath.Join(kubelet, "containers/main/1234")

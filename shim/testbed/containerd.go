@@ -100,6 +100,8 @@ state = "DIR/state"
   snapshotter = "overlayfs"
 [plugins."io.containerd.cri.v1.runtime".containerd]
   default_runtime_name = "turnstone"
+[plugins."io.containerd.cri.v1.runtime"]
+  netns_mounts_under_state_dir = true
 [plugins."io.containerd.cri.v1.runtime".cni]
   bin_dirs = ["TOOLS"]
   conf_dir = "DIR/cni"

@@ -30,6 +30,7 @@ const busybox = "/bin/busybox"
 type Registry struct {
 	Host string // HOST:PORT
 	http *httptest.Server
+	base v1.Layer
 }
 
 // Images are the names of the images in the registry, and their commands.
@@ -53,6 +54,7 @@ func Serve() (*Registry, error) {
 		return nil, err
 	}
 	r := &Registry{http: httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))}
+	r.base = layer
 	r.Host = strings.TrimPrefix(r.http.URL, "http://")
 	for ref, config := range Images {
 		if err := r.push(ref, config, layer); err != nil {
@@ -63,8 +65,42 @@ func Serve() (*Registry, error) {
 	return r, nil
 }
 
-func (r *Registry) push(ref string, config v1.Config, layer v1.Layer) error {
-	img, err := mutate.AppendLayers(empty.Image, layer)
+// Push adds an image whose layers are that of busybox and one with entries, which have the text
+// "text" if they are files.
+func (r *Registry) Push(ref string, config v1.Config, entries []*tar.Header) error {
+	var b bytes.Buffer
+	tw := tar.NewWriter(&b)
+	for _, h := range entries {
+		if h.Typeflag == tar.TypeReg {
+			h.Size = int64(len("text"))
+		}
+		if err := tw.WriteHeader(h); err != nil {
+			return err
+		}
+		if h.Typeflag == tar.TypeReg {
+			if _, err := io.WriteString(tw, "text"); err != nil {
+				return err
+			}
+		}
+	}
+	if err := tw.Close(); err != nil {
+		return err
+	}
+	layer, err := layerOf(b.Bytes())
+	if err != nil {
+		return err
+	}
+	return r.push(ref, config, r.base, layer)
+}
+
+func layerOf(stream []byte) (v1.Layer, error) {
+	return tarball.LayerFromOpener(func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(stream)), nil
+	})
+}
+
+func (r *Registry) push(ref string, config v1.Config, layers ...v1.Layer) error {
+	img, err := mutate.AppendLayers(empty.Image, layers...)
 	if err != nil {
 		return err
 	}
@@ -132,7 +168,5 @@ func busyboxLayer() (v1.Layer, error) {
 	if err = errors.Join(err, tw.Close()); err != nil {
 		return nil, err
 	}
-	return tarball.LayerFromOpener(func() (io.ReadCloser, error) {
-		return io.NopCloser(bytes.NewReader(b.Bytes())), nil
-	})
+	return layerOf(b.Bytes())
 }

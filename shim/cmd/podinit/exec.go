@@ -27,6 +27,7 @@ func execIn(id, name string) (int, error) {
 	}
 	var p guest.Process
 	err := read(id, name, guest.FileConfig, &p)
+	_ = os.Remove(guest.File(id, name, guest.FileConfig))
 	pid := 0
 	said, tell, err2 := os.Pipe()
 	err = errors.Join(err, err2)
@@ -149,6 +150,9 @@ func kill(id, exec, sig string) error {
 		return err
 	}
 	pid, err := pidOf(id, exec)
+	if errors.Is(err, os.ErrNotExist) { // it has ended
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -192,7 +192,10 @@ func mask(root, name string) {
 // devices puts the devices that every container has into its /dev, if it is a file system of its
 // own.
 func devices(root string) error {
-	dev := filepath.Join(root, "dev")
+	dev, err := within(root, "/dev", false) // the image's /dev may be a link
+	if err != nil {
+		return err
+	}
 	var d, r unix.Stat_t
 	if unix.Lstat(dev, &d) != nil || unix.Lstat(root, &r) != nil || d.Dev == r.Dev {
 		return nil

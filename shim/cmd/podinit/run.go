@@ -63,6 +63,10 @@ func await(id, exec string, pid int, said io.Reader) (int, error) {
 		err = errors.New(string(why))
 	}
 	report(id, exec, err)
+	// until it is reaped nobody else has its number
+	for unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+	}
+	_ = os.Remove(guest.File(id, exec, guest.FilePID))
 	var s syscall.WaitStatus
 	for {
 		if _, err := syscall.Wait4(pid, &s, 0, nil); err == nil {

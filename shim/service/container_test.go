@@ -1,0 +1,93 @@
+package service
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone/shim/pod"
+)
+
+// testService returns a service with a container that has been created and not started.
+func testService() (*Service, *container) {
+	s := &Service{ctx: context.Background(), settings: Settings{KillLimit: 60},
+		events: make(chan event, 10), stopped: make(chan struct{}), ended: true,
+		containers: map[string]*container{}}
+	c := &container{service: s, id: "c", execs: map[string]*process{}, pod: new(pod.Container),
+		made: make(chan struct{})}
+	c.first = newProcess(c, "", "", "", "", false)
+	close(c.made)
+	s.containers[c.id] = c
+	return s, c
+}
+
+// TestDeleteWhileCreated checks that a deletion ends a creation that is under way.
+func TestDeleteWhileCreated(t *testing.T) {
+	s, c := testService()
+	ctx, cancel := context.WithCancel(t.Context())
+	c.pod, c.cancel, c.made = nil, cancel, make(chan struct{})
+	go func() { // as Create does
+		<-ctx.Done()
+		s.forget(c.id)
+		close(c.made)
+	}()
+	_, err := (&tasks{s}).Delete(t.Context(), &taskAPI.DeleteRequest{ID: "c"})
+	if !errdefs.IsNotFound(errgrpc.ToNative(err)) || ctx.Err() == nil {
+		t.Errorf("%v; the creation: %v", err, ctx.Err())
+	}
+}
+
+// TestKillWhileStarting checks that a start that hangs ends with the signal, and that a process
+// whose start is under way is not forgotten.
+func TestKillWhileStarting(t *testing.T) {
+	s, c := testService()
+	p := newProcess(c, "e", "", "", "", false)
+	c.execs["e"] = p
+	starting, cancel := context.WithCancel(t.Context())
+	p.started, p.cancel = true, cancel
+	r := &taskAPI.DeleteRequest{ID: "c", ExecID: "e"}
+	if _, err := (&tasks{s}).Delete(t.Context(), r); !errdefs.IsFailedPrecondition(
+		errgrpc.ToNative(err)) || c.execs["e"] == nil {
+		t.Errorf("a deletion: %v", err)
+	}
+	go func() { // as start does
+		<-starting.Done()
+		p.finish(255, time.Now())
+		close(p.begun)
+	}()
+	if err := p.kill(t.Context(), unix.SIGKILL); !errdefs.IsNotFound(err) {
+		t.Errorf("a signal: %v", err)
+	}
+	if _, err := (&tasks{s}).Delete(t.Context(), r); err != nil || c.execs["e"] != nil {
+		t.Errorf("the deletion afterwards: %v", err)
+	}
+}
+
+// TestNeverStarted checks that a deleted process cannot be started, and ends for who waits for it;
+// and that nothing is executed in a container that does not run.
+func TestNeverStarted(t *testing.T) {
+	s, c := testService()
+	e := newProcess(c, "e", "", "", "", false)
+	if err := e.start(t.Context()); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("an exec in a container that does not run: %v", err)
+	}
+	first := c.first
+	if _, err := (&tasks{s}).Delete(t.Context(), &taskAPI.DeleteRequest{ID: "c"}); err != nil {
+		t.Error(err)
+	}
+	for _, p := range []*process{e, first} {
+		select {
+		case <-p.over:
+		default:
+			t.Errorf("process %q is not over", p.exec)
+		}
+	}
+	if err := first.start(t.Context()); !errdefs.IsFailedPrecondition(err) {
+		t.Errorf("a start after the deletion: %v", err)
+	}
+}
