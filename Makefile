@@ -9,6 +9,7 @@ MAKEFLAGS += --no-print-directory
 GO ?= go
 FUZZTIME ?= 10s
 TIMEOUT ?= 30m
+PREFIX ?= /usr/local
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
 # The library that is preloaded into a step's bash: it must not require or load a C library.
@@ -62,6 +63,13 @@ build: bin/runsc ## build bin/turn, bin/turn-server and bin/runsc
 	cd internal/guest/agentbin/bin && sha256sum agent > agent.sha256
 	$(STATIC) -o bin/turn ./cmd/turn
 	$(STATIC) -o bin/turn-server ./cmd/turn-server
+
+# kubectl finds its plug-ins by their names in PATH: kubectl turn is turn.
+.PHONY: install
+install: ## install the built programs, and kubectl turn, in PREFIX
+	install -d '$(DESTDIR)$(PREFIX)/bin'
+	install bin/turn bin/turn-server bin/runsc '$(DESTDIR)$(PREFIX)/bin/'
+	ln -sf turn '$(DESTDIR)$(PREFIX)/bin/kubectl-turn'
 
 # The libraries of Kubernetes take minutes to build, so turn does not wait for them.
 .PHONY: operator
