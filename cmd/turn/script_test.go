@@ -167,6 +167,8 @@ var commands = map[string]func(ts *testscript.TestScript, neg bool, args []strin
 	"attacker": attacker,
 	"devtools": devtools,
 	"restart":  restart,
+	"upgrade":  upgrade,
+	"joins":    joins,
 	"relay":    relayTo,
 	"states":   states,
 	"mcp":      mcpCalls,
