@@ -75,7 +75,7 @@ install: ## install the built programs, and kubectl turn, in PREFIX
 .PHONY: operator
 operator: ## build bin/turn-operator, for Kubernetes
 	@mkdir -p bin
-	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags netgo,osusergo -ldflags '-s -w' -o bin/turn-operator ./cmd/turn-operator
+	$(STATIC) -o bin/turn-operator ./cmd/turn-operator
 
 # This build takes more than a minute, and runs only after a change in runsc/.
 bin/runsc: $(RUNSC_INPUTS)
