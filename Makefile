@@ -9,6 +9,7 @@ MAKEFLAGS += --no-print-directory
 GO ?= go
 FUZZTIME ?= 10s
 TIMEOUT ?= 30m
+PREFIX ?= /usr/local
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.7.0
 
 # The library that is preloaded into a step's bash: it must not require or load a C library.
@@ -63,11 +64,18 @@ build: bin/runsc ## build bin/turn, bin/turn-server and bin/runsc
 	$(STATIC) -o bin/turn ./cmd/turn
 	$(STATIC) -o bin/turn-server ./cmd/turn-server
 
+# kubectl finds its plug-ins by their names in PATH: kubectl turn is turn.
+.PHONY: install
+install: ## install the built programs, and kubectl turn, in PREFIX
+	install -d '$(DESTDIR)$(PREFIX)/bin'
+	install bin/turn bin/turn-server bin/runsc '$(DESTDIR)$(PREFIX)/bin/'
+	ln -sf turn '$(DESTDIR)$(PREFIX)/bin/kubectl-turn'
+
 # The libraries of Kubernetes take minutes to build, so turn does not wait for them.
 .PHONY: operator
 operator: ## build bin/turn-operator, for Kubernetes
 	@mkdir -p bin
-	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags netgo,osusergo -ldflags '-s -w' -o bin/turn-operator ./cmd/turn-operator
+	$(STATIC) -o bin/turn-operator ./cmd/turn-operator
 
 # This build takes more than a minute, and runs only after a change in runsc/.
 bin/runsc: $(RUNSC_INPUTS)

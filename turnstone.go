@@ -18,8 +18,9 @@ import (
 	"time"
 )
 
-// Version is the released version of the project, without a leading "v".
-const Version = "0.1.0"
+// Version is the released version of the project, without a leading "v". Nothing assigns it but the
+// linker: -X turnstone.dev/turnstone.Version=VERSION, for a build that has a version of its own.
+var Version = "0.1.0"
 
 // A TurnID names a turn: "t_" and 18 characters that sort by creation time.
 type TurnID string

@@ -257,7 +257,7 @@ func (h *holder) register(ctx context.Context, spec Spec) error {
 	h.info = Info{ID: h.id, Name: spec.Name, Label: spec.Label, Network: spec.Network.Bare(),
 		State: StateCreating, Image: spec.Image, Root: spec.Root, Shape: spec.Shape,
 		Created: now, Changed: now, Holder: self, Secrets: spec.secretNames(), Parent: spec.Parent,
-		Session: spec.Belongs, DataOf: cmp.Or(spec.DataOf, spec.Session)}
+		Version: turnstone.Version, Session: spec.Belongs, DataOf: cmp.Or(spec.DataOf, spec.Session)}
 	h.ttl, h.env = spec.TTL, spec.Env
 	if err := h.info.write(h.dir, h.writer("")); err != nil {
 		return createError(err)

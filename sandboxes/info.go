@@ -39,6 +39,7 @@ type Info struct {
 	Expires      *time.Time             `json:"expires,omitzero"` // nil: never
 	Paused       bool                   `json:"paused,omitempty"` // the machine is paused
 	Holder       Process                `json:"holder"`
+	Version      string                 `json:"version,omitempty"` // of its holder; empty: unknown
 	// Secrets are the names of the secrets in the environment of the processes.
 	Secrets []string `json:"secrets,omitempty"`
 	// Session is the session that the sandbox belongs to; nil: none.

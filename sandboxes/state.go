@@ -59,8 +59,7 @@ const (
 // transitions are all transitions.
 var transitions = map[State]map[event]State{
 	StateCreating: {eventConfigured: StateReady, eventCreateFailed: StateFailed,
-		eventStopRequested: StateStopped,
-		eventHolderDied:    StateFailed},
+		eventStopRequested: StateStopped, eventHolderDied: StateFailed},
 	StateReady: {eventStarted: StateRunning, eventStopRequested: StateStopped,
 		eventTimeUp:      StateStopped,
 		eventMachineDied: StateFailed, eventHolderDied: StateFailed},

@@ -289,7 +289,7 @@ func TestLife(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if i.State != sandboxes.StateReady || i.Substrate != "fake" || i.Expires == nil ||
+	if i.State != sandboxes.StateReady || i.Substrate != "fake" || i.Expires == nil || i.Version != turnstone.Version ||
 		i.Name != "mine" {
 		t.Errorf("%+v", i)
 	}

@@ -27,9 +27,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"turn": func() {
-		os.Exit(cli.Main(new(commandLine), checkSchema))
-	}})
+	turn := func() { os.Exit(cli.Main(new(commandLine), checkSchema)) }
+	testscript.Main(m, map[string]func(){"turn": turn, "kubectl-turn": turn})
 }
 
 // TestScript runs the scripts that start no machine. Each has a separate, empty TURN_HOME.
@@ -168,6 +167,8 @@ var commands = map[string]func(ts *testscript.TestScript, neg bool, args []strin
 	"attacker": attacker,
 	"devtools": devtools,
 	"restart":  restart,
+	"upgrade":  upgrade,
+	"joins":    joins,
 	"relay":    relayTo,
 	"states":   states,
 	"mcp":      mcpCalls,

@@ -120,7 +120,7 @@ var noContent = map[string][]string{
 		"ConnectNodeRequest.node", "ConnectNodeResponse.node", "CreateSandboxRequest.substrate",
 		"KeyProof.node",
 		"LocateChannelRequest.node",
-		"LocateChannelResponse.address", "LocateChannelResponse.node", "Node.name", "Node.substrates", "Node.version",
+		"LocateChannelResponse.address", "LocateChannelResponse.node", "Node.name", "Node.substrates", "Node.version", "Sandbox.version", "Snapshot.version",
 		"WarmSandboxes.template", "PoolShare.template", "WarmKind.template", "RegisterNodeRequest.address", "Sandbox.node", "Sandbox.substrate", "Session.node", "Snapshot.substrate", "Turn.node",
 	},
 	"one of a few words of a node": {"Phase.name"},

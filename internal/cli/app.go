@@ -26,6 +26,7 @@ type App struct {
 	Stdin          *os.File
 	Stdout, Stderr *os.File
 	grammar        reflect.Type
+	naming         *naming
 	Kong           *kong.Kong
 	Verbose        int
 	asJSON         bool   // the command's output is JSON, including errors
@@ -51,13 +52,14 @@ func Main(grammar any, onJSON func(command string, doc []byte)) int {
 	if a.Env.Substrate == "" {
 		_ = os.Unsetenv("TURN_SUBSTRATE") // kong would use the empty value
 	}
+	a.naming = namingFor(calledBy(os.Args[0]), reflect.TypeOf(grammar).Elem())
 	return a.Main(grammar, os.Args[1:])
 }
 
 // Main runs the command line args, and returns the exit status.
 func (a *App) Main(grammar any, args []string) int {
 	a.grammar = reflect.TypeOf(grammar).Elem()
-	parser, exited, err := NewParser(GrammarFor(a.grammar, args), a.Stdout, a.Stderr)
+	parser, exited, err := newParser(a.naming, GrammarFor(a.grammar, args), a.Stdout, a.Stderr)
 	if err != nil {
 		return a.report(Exit(ExitAborted, err))
 	}
@@ -107,7 +109,7 @@ var dashedValue = lazyregexp.New(
 
 // Help prints the help of a command, or of turn.
 func (a *App) Help(command []string) error {
-	parser, exited, err := NewParser(reflect.New(a.grammar).Interface(), a.Stdout, a.Stderr)
+	parser, exited, err := newParser(a.naming, reflect.New(a.grammar).Interface(), a.Stdout, a.Stderr)
 	if err != nil {
 		return err
 	}
@@ -120,9 +122,13 @@ func (a *App) Help(command []string) error {
 // NewParser returns kong's parser; exited becomes true when it has printed help and nothing remains
 // to be done. grammar is a result of GrammarFor.
 func NewParser(grammar any, stdout, stderr io.Writer) (*kong.Kong, *bool, error) {
+	return newParser(nil, grammar, stdout, stderr)
+}
+
+func newParser(n *naming, grammar any, stdout, stderr io.Writer) (*kong.Kong, *bool, error) {
 	exited := new(bool)
 	p, err := kong.New(grammar,
-		kong.Name("turn"),
+		kong.Name(n.String()),
 		kong.Description("Run the shell steps of a markdown document in a sandbox "+
 			"and write the results back into it.\n\n"+
 			"\"turn help environment\" lists the environment variables."),
@@ -130,8 +136,9 @@ func NewParser(grammar any, stdout, stderr io.Writer) (*kong.Kong, *bool, error)
 		kong.Exit(func(int) { *exited = true }),
 		kong.ConfigureHelp(kong.HelpOptions{
 			Compact: true, NoExpandSubcommands: true, FlagsLast: true}),
-		kong.Help(printHelp),
+		kong.Help(n.printHelp),
 		kong.PostBuild(nameGroups),
+		kong.PostBuild(n.help),
 		sizeMapper(),
 	)
 	return p, exited, err

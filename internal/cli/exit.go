@@ -110,7 +110,8 @@ func (a *App) report(err error) int {
 	return code
 }
 
-// Complain prints err as "turn: …" with its hint below, or as one line of JSON.
+// Complain prints err as "turn: …" or "kubectl turn: …" with its hint below, or as one line of JSON,
+// whose hint says turn.
 func (a *App) Complain(err error) {
 	if a.asJSON {
 		a.Command = "" // the same for all commands
@@ -118,10 +119,10 @@ func (a *App) Complain(err error) {
 		return
 	}
 	for _, line := range messages(err) {
-		terminal.Println(a.Stderr, "turn: "+terminal.Printable(line))
+		terminal.Println(a.Stderr, a.naming.String()+": "+terminal.Printable(line))
 	}
 	if hint := turnstone.HintOf(err); hint != "" {
-		terminal.Println(a.Stderr, "hint: "+terminal.Printable(hint))
+		terminal.Println(a.Stderr, "hint: "+terminal.Printable(a.naming.in(hint)))
 	}
 }
 

@@ -16,7 +16,7 @@ func ExamplesOf(command *kong.Node) []string {
 }
 
 // printHelp prints kong's help, and below it the examples of the command.
-func printHelp(o kong.HelpOptions, ctx *kong.Context) error {
+func (n *naming) printHelp(o kong.HelpOptions, ctx *kong.Context) error {
 	if err := kong.DefaultHelpPrinter(o, ctx); err != nil {
 		return err
 	}
@@ -28,7 +28,7 @@ func printHelp(o kong.HelpOptions, ctx *kong.Context) error {
 		if i == 0 {
 			terminal.Printf(ctx.Stdout, "\nExamples:\n")
 		}
-		terminal.Println(ctx.Stdout, "  "+line)
+		terminal.Println(ctx.Stdout, "  "+n.in(line))
 	}
 	return nil
 }

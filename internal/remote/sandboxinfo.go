@@ -42,7 +42,8 @@ func infoOf(s *v1.Sandbox) sandboxes.Info {
 		Image: short(s.GetTemplate()), Template: turnstone.Digest(short(s.GetTemplateDigest())),
 		Substrate: short(s.GetSubstrate()), Isolation: short(s.GetSubstrate()), Paused: s.GetPaused(),
 		Parent: turnstone.SandboxID(s.GetParentId()), Workdir: s.GetWorkdir(), User: s.GetUser(),
-		TemplateSize: turnstone.Bytes(min(s.GetTemplateSize(), 1<<62))}
+		TemplateSize: turnstone.Bytes(min(s.GetTemplateSize(), 1<<62)),
+		Version:      short(s.GetVersion())}
 	i.Shape = turnstone.Shape{CPUs: int(s.GetMachine().GetCpus()),
 		Memory:  turnstone.Bytes(min(s.GetMachine().GetMemory(), 1<<62)),
 		Disk:    turnstone.Bytes(min(s.GetMachine().GetDisk(), 1<<62)),

@@ -6,7 +6,9 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -41,7 +43,8 @@ type sandboxLsCmd struct {
 func (c *sandboxLsCmd) Help() string {
 	return `States: creating; ready, no command has run yet; running; stopped, on request or
 because its time was up; failed, with the reason. Stopped and failed sandboxes are
-listed until turn sandbox rm removes them.`
+listed until turn sandbox rm removes them. A sandbox that a program of another version
+than this one keeps shows that version.`
 }
 
 // Run lists the sandboxes.
@@ -61,12 +64,19 @@ func (c *sandboxLsCmd) Run(a *cli.App) error {
 	})
 }
 
-// stateOf also shows that a sandbox is paused.
+// stateOf also shows that a sandbox is paused, and that a program of another version keeps it.
 func stateOf(i sandboxes.Info) string {
+	var more []string
 	if i.Paused {
-		return string(i.State) + " (paused)"
+		more = append(more, "paused")
 	}
-	return string(i.State)
+	if i.Version != "" && i.Version != turnstone.Version && !i.State.Final() {
+		more = append(more, "version "+i.Version)
+	}
+	if len(more) == 0 {
+		return string(i.State)
+	}
+	return fmt.Sprintf("%s (%s)", i.State, strings.Join(more, ", "))
 }
 
 // timeLeft returns the time until a sandbox will be stopped.

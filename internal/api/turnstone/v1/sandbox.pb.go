@@ -200,7 +200,10 @@ type Sandbox struct {
 	// for a time.
 	Removed bool `protobuf:"varint,22,opt,name=removed,proto3" json:"removed,omitempty"`
 	// As it was measured last: each minute, and at the end.
-	Used          *Used `protobuf:"bytes,23,opt,name=used,proto3" json:"used,omitempty"`
+	Used *Used `protobuf:"bytes,23,opt,name=used,proto3" json:"used,omitempty"`
+	// The version of the program that keeps the machine. It stays when the node's program is replaced:
+	// compare it with Node.version. Empty: unknown.
+	Version       string `protobuf:"bytes,24,opt,name=version,proto3" json:"version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -394,6 +397,13 @@ func (x *Sandbox) GetUsed() *Used {
 		return x.Used
 	}
 	return nil
+}
+
+func (x *Sandbox) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
 }
 
 // CreateSandboxRequest describes a new sandbox.
@@ -1809,8 +1819,10 @@ type Snapshot struct {
 	Template  string `protobuf:"bytes,3,opt,name=template,proto3" json:"template,omitempty"`
 	Substrate string `protobuf:"bytes,4,opt,name=substrate,proto3" json:"substrate,omitempty"`
 	// Bytes that it occupies.
-	Size          uint64                 `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
-	Created       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created,proto3" json:"created,omitempty"`
+	Size    uint64                 `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
+	Created *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=created,proto3" json:"created,omitempty"`
+	// The version of the program that made its machine; empty: unknown.
+	Version       string `protobuf:"bytes,7,opt,name=version,proto3" json:"version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1885,6 +1897,13 @@ func (x *Snapshot) GetCreated() *timestamppb.Timestamp {
 		return x.Created
 	}
 	return nil
+}
+
+func (x *Snapshot) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
 }
 
 type ListSnapshotsRequest struct {
@@ -2315,7 +2334,7 @@ var File_turnstone_v1_sandbox_proto protoreflect.FileDescriptor
 
 const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
-	"\x1aturnstone/v1/sandbox.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aturnstone/v1/channel.proto\x1a\x19turnstone/v1/common.proto\x1a\x1aturnstone/v1/options.proto\"\x8f\a\n" +
+	"\x1aturnstone/v1/sandbox.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aturnstone/v1/channel.proto\x1a\x19turnstone/v1/common.proto\x1a\x1aturnstone/v1/options.proto\"\xa9\a\n" +
 	"\aSandbox\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
@@ -2343,7 +2362,8 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\x04user\x18\x14 \x01(\tR\x04user\x12#\n" +
 	"\rtemplate_size\x18\x15 \x01(\x04R\ftemplateSize\x12\x18\n" +
 	"\aremoved\x18\x16 \x01(\bR\aremoved\x12&\n" +
-	"\x04used\x18\x17 \x01(\v2\x12.turnstone.v1.UsedR\x04used\x1a;\n" +
+	"\x04used\x18\x17 \x01(\v2\x12.turnstone.v1.UsedR\x04used\x12\x18\n" +
+	"\aversion\x18\x18 \x01(\tR\aversion\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb3\n" +
@@ -2462,7 +2482,7 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\asecrets\x18\x03 \x01(\bR\asecrets\x123\n" +
 	"\x06client\x18\x04 \x01(\v2\x1b.turnstone.v1.ChannelClientR\x06client\"M\n" +
 	"\x17SnapshotSandboxResponse\x122\n" +
-	"\bsnapshot\x18\x01 \x01(\v2\x16.turnstone.v1.SnapshotR\bsnapshot\"\xce\x01\n" +
+	"\bsnapshot\x18\x01 \x01(\v2\x16.turnstone.v1.SnapshotR\bsnapshot\"\xe8\x01\n" +
 	"\bSnapshot\x12\x1f\n" +
 	"\vsnapshot_id\x18\x01 \x01(\tR\n" +
 	"snapshotId\x12\x1d\n" +
@@ -2471,7 +2491,8 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\btemplate\x18\x03 \x01(\tR\btemplate\x12\x1c\n" +
 	"\tsubstrate\x18\x04 \x01(\tR\tsubstrate\x12\x12\n" +
 	"\x04size\x18\x05 \x01(\x04R\x04size\x124\n" +
-	"\acreated\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\"z\n" +
+	"\acreated\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x18\n" +
+	"\aversion\x18\a \x01(\tR\aversion\"z\n" +
 	"\x14ListSnapshotsRequest\x12&\n" +
 	"\x04page\x18\x01 \x01(\v2\x12.turnstone.v1.PageR\x04page\x12:\n" +
 	"\n" +

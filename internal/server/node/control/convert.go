@@ -86,7 +86,8 @@ func (s *Service) sandboxOf(i sandboxes.Info, r *kept.Sandbox) *v1.Sandbox {
 		Substrate: i.Substrate, Network: i.Shape.Network, Created: stamp(i.Created),
 		Changed: stamp(i.Changed), ParentId: string(i.Parent), Node: s.o.Node.Name(),
 		Machine: machineOf(turnstone.Machine{CPUs: i.Shape.CPUs, Memory: i.Shape.Memory,
-			Disk: i.Shape.Disk}), TemplateSize: uint64(max(0, i.TemplateSize))}
+			Disk: i.Shape.Disk}), TemplateSize: uint64(max(0, i.TemplateSize)),
+		Version: i.Version}
 	if i.Session == nil && (r == nil || r.Session == "") {
 		out.Workdir, out.User = i.Workdir, i.User // else a command has chosen the directory
 	}

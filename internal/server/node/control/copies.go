@@ -167,7 +167,8 @@ func (s *Service) snapshot(p *v1.Principal, id string) (string, *kept.Snapshot, 
 
 func snapshotOf(k *kept.Snapshot) *v1.Snapshot {
 	return &v1.Snapshot{SnapshotId: k.ID, SandboxId: string(k.Sandbox), Template: k.Image,
-		Substrate: k.Substrate, Size: uint64(k.Size), Created: stamp(k.Created)}
+		Substrate: k.Substrate, Size: uint64(k.Size), Created: stamp(k.Created),
+		Version: k.Program}
 }
 
 // SnapshotSandbox keeps a machine. The same ID with the same request answers the same snapshot.
@@ -230,7 +231,7 @@ func (s *Service) keep(ctx context.Context, who caller, q *v1.SnapshotSandboxReq
 	}
 	k := &kept.Snapshot{ID: id, Request: digest, Sandbox: i.ID, Image: i.Image, Root: i.Root,
 		Shape: i.Shape, Network: i.Network, Substrate: i.Substrate, Secrets: i.Secrets,
-		Created: time.Now().UTC()}
+		Created: time.Now().UTC(), Program: i.Version}
 	rec, err := s.record(st, i.ID)
 	if err != nil {
 		return nil, err

@@ -121,7 +121,8 @@ func TestMachineSandbox(t *testing.T) {
 	})
 	pause := &v1.NodeServicePauseSandboxRequest{Principal: ada.Principal,
 		Request: &v1.PauseSandboxRequest{SandboxId: sb.SandboxId}}
-	if r, err := call(t, s.PauseSandbox, pause); err != nil || !r.Sandbox.Paused {
+	if r, err := call(t, s.PauseSandbox, pause); err != nil || !r.Sandbox.Paused ||
+		r.Sandbox.Version != turnstone.Version {
 		t.Fatalf("%v %v", r, err)
 	}
 	s.stop(t)
@@ -140,7 +141,8 @@ func TestMachineSandbox(t *testing.T) {
 	snap := snapshotID()
 	if r, err := call(t, s.SnapshotSandbox, &v1.NodeServiceSnapshotSandboxRequest{
 		Principal: ada.Principal, SnapshotId: snap, Request: &v1.SnapshotSandboxRequest{
-			SandboxId: sb.SandboxId}}); err != nil || r.Snapshot.Size == 0 {
+			SandboxId: sb.SandboxId}}); err != nil || r.Snapshot.Size == 0 ||
+		r.Snapshot.Version != turnstone.Version {
 		t.Fatalf("%v %v", r, err)
 	}
 	if _, err := s.remove(t, ada, sb.SandboxId); err != nil {

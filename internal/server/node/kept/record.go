@@ -60,6 +60,7 @@ type Snapshot struct {
 	Secrets   []string               `json:"secrets,omitempty"` // names of those in its memory
 	Size      int64                  `json:"size"`              // bytes on the disk
 	Created   time.Time              `json:"created"`
+	Program   string                 `json:"program,omitempty"` // its version; empty: unknown
 }
 
 // A Holder is the keys that may open the channel of a sandbox, and of what is made of it.

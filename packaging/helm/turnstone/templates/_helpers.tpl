@@ -86,6 +86,34 @@ TURN_SERVER_{{ . | upper | replace "." "_" }}
 {{- end }}
 {{- end -}}
 
+{{/* turnstone.databaseEnv: the database of sessions, for nodes */}}
+{{- define "turnstone.databaseEnv" -}}
+{{- with .Values.database }}
+{{- if .url }}
+{{- if not $.Values.store.bucket }}{{ fail "database.url: needs store.bucket, for the objects of these sessions" }}{{ end }}
+- {name: TURN_SERVER_NODE_DATABASE, value: {{ .url | quote }}}
+{{- if .secret }}
+- {name: PGPASSFILE, value: /etc/turnstone/database/passwords}
+{{- end }}
+{{- if .ca }}
+- {name: PGSSLROOTCERT, value: /etc/turnstone/database/ca.crt}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* turnstone.databaseMount and turnstone.databaseVolume: its secret */}}
+{{- define "turnstone.databaseMount" -}}
+{{- if and .Values.database.url .Values.database.secret }}
+- {name: database, mountPath: /etc/turnstone/database, readOnly: true}
+{{- end }}
+{{- end -}}
+{{- define "turnstone.databaseVolume" -}}
+{{- if and .Values.database.url .Values.database.secret }}
+- {name: database, secret: {secretName: {{ .Values.database.secret }}, defaultMode: 0400}}
+{{- end }}
+{{- end -}}
+
 {{/* turnstone.unprivileged: a container without any right */}}
 {{- define "turnstone.unprivileged" -}}
 securityContext:
