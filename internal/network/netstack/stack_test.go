@@ -240,6 +240,7 @@ func TestPing(t *testing.T) {
 }
 
 func TestUDP(t *testing.T) {
+	t.Parallel() // it waits for limits of seconds
 	w := newWorld(t, Options{Policy: network.Policy{Allow: networktest.Rules(t, "10.9.0.0/16")}},
 		func(l *limits) { l.flowIdle = 2 * time.Second; l.flows = 20 })
 	w.host.Listen("198.51.100.1:123", udpEcho)
