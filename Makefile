@@ -186,7 +186,7 @@ proto-check:
 
 .PHONY: short
 short: build ## run the tests that start no machine
-	$(SHARED) $(GO) test -short ./...
+	$(SHARED) GORACE=atexit_sleep_ms=10 $(GO) test -vet=off -short ./...
 
 .PHONY: bench
 bench: setup-bench build ## measure speed and size; print markdown

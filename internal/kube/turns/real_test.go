@@ -21,6 +21,9 @@ func TestMachineTurns(t *testing.T) {
 	if os.Getenv(inside) != "" {
 		t.Skip("that is TestInside")
 	}
+	if testing.Short() {
+		t.Skip("a machine")
+	}
 	for _, name := range []string{"turn", "turn-server", "runsc"} {
 		if _, err := os.Stat("../../../bin/" + name); err != nil {
 			t.Skip("make build has not built bin/" + name)

@@ -205,6 +205,7 @@ func TestPortScan(t *testing.T) {
 // TestHalfOpen opens connections to a host that does not answer, and connections that the guest
 // never completes.
 func TestHalfOpen(t *testing.T) {
+	t.Parallel() // it waits for limits of seconds
 	r := newRaw(t, Options{}, func(l *limits) { l.opening, l.handshake = 50, 10*time.Second })
 	r.host.Listen("198.51.100.1:80", networktest.Echo)
 	for i := range 2000 {
@@ -284,6 +285,7 @@ func TestTooManyConnections(t *testing.T) {
 // TestUnacknowledgedEnd checks that a connection whose end the guest does not acknowledge holds its
 // place until it is given up.
 func TestUnacknowledgedEnd(t *testing.T) {
+	t.Parallel() // it waits for limits of seconds
 	w := newWorld(t, Options{}, func(l *limits) { l.linger = 4 * time.Second })
 	muted, closed := make(chan struct{}), make(chan struct{})
 	w.host.Listen("198.51.100.1:80", func(c net.Conn) {

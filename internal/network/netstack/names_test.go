@@ -107,6 +107,7 @@ func eachRequest(t *testing.T, i network.Interceptor) {
 }
 
 func TestNamesAtTheConnection(t *testing.T) {
+	t.Parallel() // it waits for limits of seconds
 	w := newWorld(t, Options{Policy: network.Policy{Only: true,
 		Allow: networktest.Rules(t, "api.example.com", "*.example.org:443", "db.example.net:5432",
 			"web.example.net:443", "plain.example.net:80", "198.51.100.40:22")}},
