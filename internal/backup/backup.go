@@ -37,6 +37,9 @@ type Options struct {
 	To string
 	// Keys is the folder for the private keys of Dir, which is like To; empty: they are not copied.
 	Keys string
+	// Shared is set if the sessions are in a PostgreSQL database. Make also finds that out by Dir. It then
+	// refuses, unless Dumped says that the database has been dumped: its part of the backup is older.
+	Shared, Dumped bool
 }
 
 // What is copied of a state directory.
@@ -92,11 +95,18 @@ type job struct {
 
 type inode struct{ dev, ino uint64 }
 
-// Make makes a backup. The error is of kind Invalid if a folder is not one for backups, and of kind
-// Unavailable if another backup to it runs.
+// Make makes a backup. The error is of kind Invalid if a folder is not one for backups or a database
+// has to be dumped first, and of kind Unavailable if another backup to it runs.
 func Make(ctx context.Context, o Options) (*turnstone.BackupReport, error) {
 	j := &job{o: o, links: map[inode]string{}, rep: &turnstone.BackupReport{To: o.To, Keys: o.Keys,
 		Left: []string{}}}
+	dirs, err := stateDirs(o.Dir.Root)
+	if err != nil {
+		return nil, failed(o.Dir.Root, err)
+	}
+	if err := o.needsDump(dirs); err != nil {
+		return nil, err
+	}
 	for _, to := range []string{o.To, o.Keys} {
 		if to == "" {
 			continue
@@ -107,8 +117,7 @@ func Make(ctx context.Context, o Options) (*turnstone.BackupReport, error) {
 		}
 		defer end()
 	}
-	dirs, err := stateDirs(o.Dir.Root)
-	if err != nil {
+	if dirs, err = stateDirs(o.Dir.Root); err != nil { // a tenant may be new
 		return nil, failed(o.Dir.Root, err)
 	}
 	for _, rel := range dirs {

@@ -23,30 +23,49 @@ type Stamp struct {
 	CtimeNs int64            `json:"ctime_ns"`
 }
 
+// ofTries bounds how often Of reads a file whose metadata changes meanwhile: another name that it gets
+// or loses changes the inode, and not the content.
+const ofTries = 5
+
 // Of reads the file at path and returns its stamp.
 func Of(ctx context.Context, path string) (Stamp, error) {
+	for try := 1; ; try++ {
+		s, still, err := read(ctx, path)
+		switch {
+		case err != nil:
+			return Stamp{}, err
+		case still:
+			return s, nil
+		case try == ofTries:
+			return Stamp{}, changed(path)
+		}
+	}
+}
+
+// read reads the file at path, and reports whether its metadata was still the same at the end. The
+// stamp has that of the beginning, so that one of a file that changed is not fresh.
+func read(ctx context.Context, path string) (s Stamp, still bool, err error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return Stamp{}, err
+		return Stamp{}, false, err
 	}
 	defer f.Close()
-	before, err := stat(f)
+	s, err = stat(f)
 	if err != nil {
-		return Stamp{}, err
+		return Stamp{}, false, err
 	}
-	before.Digest, err = turnstone.DigestReader(contextReader{ctx, f})
+	s.Digest, err = turnstone.DigestReader(contextReader{ctx, f})
 	if err != nil {
-		return Stamp{}, err
+		return Stamp{}, false, err
 	}
 	after, err := stat(f)
 	if err != nil {
-		return Stamp{}, err
+		return Stamp{}, false, err
 	}
-	if !before.same(after) {
-		return Stamp{}, fmt.Errorf("%s changed while it was read", path)
-	}
-	return before, nil
+	return s, s.same(after), nil
 }
+
+func changed(path string) error { return fmt.Errorf("%s changed while it was read", path) }
 
 // Quick returns a stamp without a digest, for a file that is rebuilt instead of read after a
 // change. Only Fresh accepts such a stamp.
@@ -79,7 +98,8 @@ func (s Stamp) Check(ctx context.Context, path string) (Stamp, error) {
 	return s.Verify(ctx, path)
 }
 
-// Verify is Check that always reads the whole file.
+// Verify is Check that always reads the whole file. The stamp of a file whose metadata changed
+// meanwhile is not fresh.
 func (s Stamp) Verify(ctx context.Context, path string) (Stamp, error) {
 	damaged := func(err error) error {
 		return turnstone.NewError("stamp.verify", turnstone.KindIntegrity, path, err)
@@ -93,17 +113,20 @@ func (s Stamp) Verify(ctx context.Context, path string) (Stamp, error) {
 	case fi.Size() != s.Size:
 		return Stamp{}, damaged(fmt.Errorf("has %d bytes instead of %d", fi.Size(), s.Size))
 	}
-	now, err := Of(ctx, path)
-	if err != nil {
-		if ctx.Err() != nil {
-			return Stamp{}, err
-		}
+	now, still, err := read(ctx, path)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return Stamp{}, err
+	case err != nil:
 		return Stamp{}, damaged(err)
+	case now.Digest == s.Digest:
+		// Also if the file got another name meanwhile, as images do for each tenant: what was read is
+		// what it has to be, and the next Check reads it again.
+		return now, nil
+	case !still:
+		return Stamp{}, damaged(changed(path))
 	}
-	if now.Digest != s.Digest {
-		return Stamp{}, damaged(fmt.Errorf("is %s instead of %s", now.Digest, s.Digest))
-	}
-	return now, nil
+	return Stamp{}, damaged(fmt.Errorf("is %s instead of %s", now.Digest, s.Digest))
 }
 
 // WriteFile atomically and durably writes b to path: readers, also after a power loss, see either

@@ -142,6 +142,15 @@ func (p *Pool[M]) hold(s *shelf[M]) {
 	p.wg.Add(1)
 }
 
+// release ends a hold. The caller holds p.mu.
+func (p *Pool[M]) release(s *shelf[M], e *entry[M]) {
+	s.checked--
+	if e.looked {
+		s.looked--
+		e.looked = false
+	}
+}
+
 // check asks a machine whether it lives.
 func (p *Pool[M]) check(ctx context.Context, e *entry[M]) error {
 	ctx, cancel := context.WithTimeout(ctx, p.o.CheckTime)
@@ -154,7 +163,7 @@ func (p *Pool[M]) check(ctx context.Context, e *entry[M]) error {
 func (p *Pool[M]) leave(s *shelf[M], e *entry[M], err error) {
 	defer p.wg.Done()
 	p.mu.Lock()
-	s.checked--
+	p.release(s, e)
 	p.memory -= s.key.Shape.Memory
 	if err == nil {
 		s.counts.Claimed++
@@ -177,7 +186,7 @@ func (p *Pool[M]) putBack(s *shelf[M], e *entry[M]) {
 	defer p.wg.Done()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s.checked--
+	p.release(s, e)
 	p.place(s, e)
 	p.drop(s)
 	p.fill()

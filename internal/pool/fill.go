@@ -35,8 +35,9 @@ func (p *Pool[M]) missing() (found *shelf[M]) {
 			}
 			continue
 		}
-		if len(s.ready)+s.making-len(s.queue) >= s.target.Min || p.o.Since() < s.retry ||
-			p.o.Since() < s.calm && 2*(len(s.ready)+s.making) >= s.target.Min ||
+		there := len(s.ready) + s.looked + s.making
+		if there-len(s.queue) >= s.target.Min || p.o.Since() < s.retry ||
+			p.o.Since() < s.calm && 2*there >= s.target.Min ||
 			p.o.Room != nil && !p.o.Room(s.key, p.memory) || !p.fits(s) {
 			continue
 		}
@@ -189,6 +190,8 @@ func (p *Pool[M]) due(now time.Duration) (*shelf[M], *entry[M]) {
 		e := s.ready[at]
 		s.ready = slices.Delete(s.ready, at, at+1)
 		p.hold(s)
+		s.looked++
+		e.looked = true
 		return s, e
 	}
 	return nil, nil

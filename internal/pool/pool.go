@@ -133,6 +133,7 @@ type shelf[M Machine] struct {
 	queue   []*claim[M]   // oldest first
 	making  int
 	checked int           // machines that claims and looks hold
+	looked  int           // those of looks: they wait, unless they are dead
 	pause   time.Duration // after the last failed Make; 0: none
 	retry   time.Duration // when the pause ends
 	gone    bool          // the target was removed
@@ -145,6 +146,7 @@ type entry[M Machine] struct {
 	generation string
 	since      time.Duration // it waits
 	checked    time.Duration // the last check
+	looked     bool          // a look holds it
 }
 
 // A claim waits for a machine.

@@ -27,6 +27,8 @@ type world struct {
 
 	takes time.Duration // to make a machine
 	fails error         // of the next makes
+
+	checks time.Duration // that each check takes
 }
 
 type machine struct {
@@ -96,6 +98,7 @@ func (m *machine) Check(ctx context.Context) error {
 	if dead {
 		return errors.New("dead")
 	}
+	time.Sleep(m.w.checks)
 	return nil
 }
 
@@ -328,6 +331,24 @@ func TestHealthChecks(t *testing.T) {
 		if s := stats(t, p, keyA); s.Died != 1 || s.Ready != 2 || w.living() != 2 {
 			t.Errorf("%+v, %d alive", s, w.living())
 		}
+	})
+}
+
+// TestMadeDuringHealthCheck: a machine that is being checked is one that waits: none is made in its place
+// when another one has been made meanwhile.
+func TestMadeDuringHealthCheck(t *testing.T) {
+	in(t, func(w *world, _ *Options[*machine]) {
+		w.takes, w.checks = time.Second, 500*time.Millisecond
+	}, func(t *testing.T, w *world, p *Pool[*machine]) {
+		p.SetTarget(keyA, Target{Min: 2, Max: 3})
+		time.Sleep(10200 * time.Millisecond) // after 11 s a look checks what was made after 1 s
+		m := claimOne(t, p, keyA)            // in its place one is made until 11.2 s
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		if s := stats(t, p, keyA); s.Ready != 2 || s.Made != 3 || s.Died != 0 {
+			t.Errorf("%+v", s)
+		}
+		_ = m.Close()
 	})
 }
 

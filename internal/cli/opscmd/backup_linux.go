@@ -20,7 +20,8 @@ func (c *BackupCmd) Run(a *cli.App) error {
 		if err != nil {
 			return err
 		}
-		r, err := backup.Make(ctx, backup.Options{Dir: dir, To: c.To, Keys: c.Keys})
+		r, err := backup.Make(ctx, backup.Options{Dir: dir, To: c.To, Keys: c.Keys,
+			Shared: a.Env.Database != "", Dumped: c.Dumped})
 		if r != nil {
 			r.Objects = a.Env.Store
 		}
