@@ -136,7 +136,7 @@ test: setup-tests shim check proto-check chart-check ## set up, build, and run e
 	TURN_SOAK_FOR=5m $$test -count 1 -run '^TestSoak$$' ./cmd/turn & soak=$$!; \
 	$$test $(KUBERNETES) $(ALONE) || failed=1; \
 	(cd shim && export CGO_ENABLED=0 GOFLAGS= && $(GO) vet -trimpath ./... && $(GO) test -trimpath -vet=off -timeout $(TIMEOUT) ./...) || failed=1; \
-	scripts/test-suites || failed=1; \
+	$(BROWSER) scripts/test-suites || failed=1; \
 	wait $$soak || failed=1; \
 	TURN_SUBSTRATE=qemu $$test -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn || failed=1; \
 	scripts/test-kvm || failed=1; \

@@ -3,9 +3,12 @@
 package duplex
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
 	"sync/atomic"
 )
 
@@ -15,8 +18,12 @@ import (
 //
 // After such an answer, the connection is not used again: what remains of the body must not be read
 // as the next request (RFC 9112, 9.3).
+//
+// Of informational answers (status 100 to 199) that next's transports receive with the request's
+// context, it permits a bounded number.
 func Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		r = r.WithContext(patient(r.Context()))
 		if r.ProtoMajor != 1 || r.Body == nil || r.Body == http.NoBody {
 			next.ServeHTTP(w, r)
 			return
@@ -24,10 +31,28 @@ func Handler(next http.Handler) http.Handler {
 		// The error is that of a writer that is no server's.
 		_ = http.NewResponseController(w).EnableFullDuplex()
 		b := &body{ReadCloser: r.Body}
-		r = r.WithContext(r.Context()) // the server looks at its own request's body after the answer
-		r.Body = b
+		r.Body = b // of r, which is no longer the server's own request: it looks at that one's body
 		next.ServeHTTP(&writer{ResponseWriter: w, body: b}, r)
 	})
+}
+
+// maxInformational bounds the informational answers to one request.
+const maxInformational = 32
+
+var errInformational = errors.New("the server sends informational answers, and no answer")
+
+// patient returns a context whose requests fail after too many informational answers. The sender
+// chooses their number: net/http bounds their size only where nobody asks for them, and
+// httputil.ReverseProxy asks for them, to pass them on.
+func patient(ctx context.Context) context.Context {
+	var n atomic.Int32
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		Got1xxResponse: func(int, textproto.MIMEHeader) error {
+			if n.Add(1) > maxInformational {
+				return errInformational
+			}
+			return nil
+		}})
 }
 
 // A body knows whether it was read to its end.

@@ -4,9 +4,12 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"sync/atomic"
 	"testing"
 
@@ -108,5 +111,50 @@ func TestReuse(t *testing.T) {
 		if b, err := io.ReadAll(res.Body); string(b) != "a" || err != nil || res.Close {
 			t.Errorf("%q %v, close %v", b, err, res.Close)
 		}
+	}
+}
+
+// TestInformational: a server that sends informational answers for ever does not occupy its proxy for
+// ever, and some of them are passed on.
+func TestInformational(t *testing.T) {
+	for name, c := range map[string]struct {
+		n    int
+		want int
+	}{"few": {3, http.StatusOK}, "endless": {100_000, http.StatusBadGateway}} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			up, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer func() { _ = up.Close() }()
+			if _, err := http.ReadRequest(bufio.NewReader(up)); err != nil {
+				return
+			}
+			for range c.n {
+				if _, err := io.WriteString(up, "HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"); err != nil {
+					return
+				}
+			}
+			_, _ = io.WriteString(up, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+		}()
+		target, err := url.Parse("http://" + l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, in := connect(t, duplex.Handler(&httputil.ReverseProxy{Transport: &http.Transport{DisableKeepAlives: true},
+			Rewrite:  func(p *httputil.ProxyRequest) { p.SetURL(target) },
+			ErrorLog: log.New(io.Discard, "", 0)}), "GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+		hints, res := 0, answer(t, in)
+		for ; res.StatusCode == http.StatusEarlyHints; hints++ {
+			res = answer(t, in)
+		}
+		if res.StatusCode != c.want || hints == 0 || hints > 100 {
+			t.Errorf("%s: %d after %d hints", name, res.StatusCode, hints)
+		}
+		_ = l.Close()
 	}
 }

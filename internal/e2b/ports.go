@@ -40,6 +40,9 @@ func (d *Door) servePort(w http.ResponseWriter, r *http.Request, f Found, port u
 		},
 		ModifyResponse: func(r *http.Response) error {
 			hostOnly(r.Header)
+			for _, name := range beyond {
+				r.Header.Del(name)
+			}
 			return nil
 		},
 		FlushInterval: -1,
@@ -52,7 +55,35 @@ func (d *Door) servePort(w http.ResponseWriter, r *http.Request, f Found, port u
 		},
 		ErrorLog: log.New(io.Discard, "", 0),
 	}
-	duplex.Handler(proxy).ServeHTTP(w, r)
+	duplex.Handler(proxy).ServeHTTP(&finalWriter{ResponseWriter: w, own: w.Header().Clone()}, r)
+}
+
+// beyond are fields of an answer that speak for more than the answer: for the host's other ports, for
+// what a browser keeps of the whole domain, or for later connections. A guest speaks for its port.
+var beyond = []string{"Alt-Svc", "Clear-Site-Data", "Strict-Transport-Security", "Public-Key-Pins",
+	"Expect-Ct", "Nel", "Report-To", "Reporting-Endpoints", "Proxy-Status"}
+
+// A finalWriter drops informational answers: nobody has looked at the fields of a guest's, and
+// httputil.ReverseProxy removes the door's own fields with them.
+type finalWriter struct {
+	http.ResponseWriter
+	own http.Header
+}
+
+// Unwrap is for http.ResponseController.
+func (w *finalWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// WriteHeader implements http.ResponseWriter.
+func (w *finalWriter) WriteHeader(status int) {
+	if status < http.StatusOK && status != http.StatusSwitchingProtocols {
+		return
+	}
+	for name, values := range w.own {
+		if len(w.Header()[name]) == 0 {
+			w.Header()[name] = values
+		}
+	}
+	w.ResponseWriter.WriteHeader(status)
 }
 
 // hostOnly makes the cookies of a guest those of its own host: the domain of the door has the sandboxes

@@ -358,7 +358,7 @@ func TestHostilePulls(t *testing.T) {
 	}{
 		"another manifest": {lie(isManifest), turnstone.KindIntegrity},
 		"other blobs":      {lie(isBlob), turnstone.KindIntegrity},
-		"endless manifest": {endless, turnstone.KindUnavailable},
+		"endless manifest": {endless, turnstone.KindInvalid},
 	} {
 		h := ocitest.Handler()
 		honest := httptest.NewServer(h)

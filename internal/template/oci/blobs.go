@@ -144,7 +144,8 @@ func (s *session) fetch(ctx context.Context, p *part) error {
 	defer stop(nil)
 	url := fmt.Sprintf("%s://%s/v2/%s/blobs/%s", s.ref.repo.Scheme(), s.ref.repo.RegistryStr(),
 		s.ref.repo.RepositoryStr(), p.want)
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	req, err := http.NewRequestWithContext(context.WithValue(ctx, blobKey{}, true), http.MethodGet, url,
+		nil)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
 
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
@@ -111,7 +112,7 @@ func (r Reference) explained(err error) error {
 		return err
 	}
 	out := turnstone.NewError("oci.pull", turnstone.KindUnavailable, "image "+r.String(),
-		clean(err))
+		&foreign{clean(err)})
 	var status *transport.Error
 	var refused *refusal
 	var wrong *integrityError
@@ -141,14 +142,14 @@ func (r Reference) explained(err error) error {
 			"try again; the download continues where it ended"
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF),
 		errors.Is(err, syscall.ECONNRESET):
-		out.Err = fmt.Errorf("registry %s: connection lost: %w", r.Registry(), clean(err))
+		out.Err = fmt.Errorf("registry %s: connection lost: %w", r.Registry(), out.Err)
 		out.Hint = "try again; the download continues where it ended"
 	case errors.As(err, &network) && network.Timeout() &&
 		!(errors.As(err, &dial) && dial.Op == "dial"):
 		out.Kind, out.Hint = turnstone.KindTimeout,
 			"try again; the download continues where it ended"
 	default:
-		out.Err = fmt.Errorf("registry %s does not answer: %w", r.Registry(), clean(err))
+		out.Err = fmt.Errorf("registry %s does not answer: %w", r.Registry(), out.Err)
 		out.Hint = "check the name, the network and the proxy's settings"
 	}
 	return out
@@ -194,6 +195,29 @@ func (r Reference) Near() string {
 		return "base"
 	}
 	return ""
+}
+
+// maxForeign bounds the text of an error that may have a registry's words in it, in bytes.
+const maxForeign = 2000
+
+// A foreign error has a bounded text without control characters, because a registry's answers are
+// quoted in it: challenges, tokens' answers and manifests have up to megabytes.
+type foreign struct{ err error }
+
+// Unwrap returns the error itself.
+func (e *foreign) Unwrap() error { return e.err }
+
+func (e *foreign) Error() string {
+	text := e.err.Error()
+	if len(text) > maxForeign {
+		text = text[:maxForeign] + "…"
+	}
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, text)
 }
 
 // clean removes private parts of an address from err: the query, in which storage has its

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -100,8 +101,40 @@ func (g *guard) allowed(ip netip.Addr) error {
 	return nil
 }
 
+// maxBody bounds the body of each answer that is not a blob's content.
+const maxBody = 8 << 20
+
+// A blobKey in a request's context says that its answer's body is a blob, which has a bound of its own.
+type blobKey struct{}
+
 // RoundTrip implements http.RoundTripper.
 func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := g.send(req)
+	if err == nil && req.Context().Value(blobKey{}) == nil {
+		resp.Body = &boundedBody{resp.Body, maxBody}
+	}
+	return resp, err
+}
+
+// A boundedBody fails after left bytes. Some bodies are read to their end by nobody who bounds them:
+// clients read what is left of an answer, to use its connection again.
+type boundedBody struct {
+	io.ReadCloser
+	left int
+}
+
+// Read implements io.Reader.
+func (b *boundedBody) Read(p []byte) (int, error) {
+	if b.left == 0 {
+		return 0, unusable("", "the registry's answer has more than %d bytes", maxBody)
+	}
+	n, err := b.ReadCloser.Read(p[:min(len(p), b.left)])
+	b.left -= n
+	return n, err
+}
+
+// send sends a request that is allowed.
+func (g *guard) send(req *http.Request) (*http.Response, error) {
 	host, own := req.URL.Hostname(), strings.EqualFold(req.URL.Host, g.ref.Registry())
 	if why := closedHost(host); why != "" && g.strange {
 		return nil, g.refuses(host + ", " + why)

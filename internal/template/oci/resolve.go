@@ -3,6 +3,7 @@ package oci
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -81,10 +82,37 @@ func (s *session) get(ctx context.Context, ref name.Reference) (*remote.Descript
 		}
 		return false, stalled(ctx, err)
 	})
-	if err == nil && len(desc.Manifest) > maxManifest {
-		err = unusable("", "its manifest has more than %d bytes", maxManifest)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(desc.Manifest) > maxManifest:
+		return nil, unusable("", "its manifest has more than %d bytes", maxManifest)
 	}
-	return desc, err
+	return desc, oneKind(desc)
+}
+
+// oneKind rejects a document that another registry, or the same one with another Content-Type, could
+// name an index instead of a manifest or the other way around: its digest would stand for two images
+// (OCI distribution specification, GHSA-mc8v-mgrf-8f4m).
+func oneKind(desc *remote.Descriptor) error {
+	var doc struct {
+		MediaType types.MediaType `json:"mediaType"`
+		Manifests json.RawMessage `json:"manifests"`
+		Config    json.RawMessage `json:"config"`
+		Layers    json.RawMessage `json:"layers"`
+	}
+	if json.Unmarshal(desc.Manifest, &doc) != nil {
+		return nil // who reads it as something reports it
+	}
+	if doc.Manifests != nil && (doc.Config != nil || doc.Layers != nil) {
+		return unusable("", "it is an index and a manifest at the same time")
+	}
+	if doc.MediaType != "" && desc.MediaType != "" && doc.MediaType != desc.MediaType &&
+		(doc.MediaType.IsIndex() || desc.MediaType.IsIndex()) {
+		return unusable("", "the registry names it %.80q, and it names itself %.80q",
+			string(desc.MediaType), string(doc.MediaType))
+	}
+	return nil
 }
 
 // choose returns the platform's manifest from an index.

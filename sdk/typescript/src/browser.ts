@@ -1,3 +1,4 @@
+import { Code, ConnectError } from "@connectrpc/connect";
 import { createConnectTransport } from "@connectrpc/connect-web";
 import { givenPins } from "./attest/pins.js";
 import { KeyPair } from "./channel/key.js";
@@ -9,7 +10,7 @@ export * from "./common.js";
 
 /** Options of a client in a browser, which keeps nothing by itself. */
 export interface TurnstoneOptions extends ContextOptions {
-  /** The server, https://…, which has to allow this page's origin: gateway.origins. */
+  /** The server, https://…, which has to allow this page's origin: listen.origins. */
   host: string;
   token: string;
   /** Keys of nodes to trust, "SHA256:…" or "ssh-ed25519 …". */
@@ -27,6 +28,9 @@ export interface TurnstoneOptions extends ContextOptions {
 const protocol = "turnstone.v1";
 const tokenPrefix = "turnstone.token.";
 const highWater = 1 << 20;
+/** Bounds of what comes from a server that is not trusted: an answer, and messages that nobody has read. */
+const maxAnswer = 5 << 20;
+const maxUnread = 64 << 20;
 
 /** A client in a browser: one client is one context. */
 export class Turnstone extends TurnstoneClient {
@@ -52,8 +56,7 @@ export class Turnstone extends TurnstoneClient {
             createConnectTransport({
               baseUrl: address,
               interceptors,
-              fetch: (input, init) =>
-                fetch(input, { ...init, redirect: "error", credentials: "omit" }),
+              fetch: (input, init) => ask(input, init, address),
             }),
           token: async () => o.token,
           greet: async () => undefined,
@@ -67,6 +70,46 @@ export class Turnstone extends TurnstoneClient {
       o,
     );
   }
+}
+
+/** Makes a control call. */
+async function ask(
+  input: RequestInfo | URL,
+  init: RequestInit | undefined,
+  address: string,
+): Promise<Response> {
+  let a: Response;
+  try {
+    a = await fetch(input, { ...init, redirect: "error", credentials: "omit" });
+  } catch (err) {
+    if (init?.signal?.aborted) throw err;
+    const own = fail("unavailable", "cannot be reached from this page, or redirects", {
+      op: "host.connect",
+      subject: address,
+      hint: "check that the server runs, and that listen.origins has this page's origin",
+      cause: err,
+    });
+    throw new ConnectError(own.message, Code.Unavailable, undefined, undefined, own);
+  }
+  if (!a.body || (a.headers.get("content-type") ?? "").startsWith("application/connect+")) return a;
+  let left = maxAnswer;
+  const body = a.body.pipeThrough(
+    new TransformStream<Uint8Array, Uint8Array>({
+      transform(part, to) {
+        left -= part.length;
+        if (left >= 0) to.enqueue(part);
+        else
+          to.error(
+            fail("integrity", `has more than ${maxAnswer} bytes`, {
+              op: "host.call",
+              subject: "the answer",
+              hint: "check the server's address",
+            }),
+          );
+      },
+    }),
+  );
+  return new Response(body, { status: a.status, statusText: a.statusText, headers: a.headers });
 }
 
 /** Opens the WebSocket at a URL of a server. */
@@ -91,7 +134,7 @@ export function dial(url: string, token: string, signal?: AbortSignal): Promise<
       reject(
         fail("unavailable", "the channel does not open", {
           op: "websocket.dial",
-          hint: "check that the server runs, what the token grants, and that gateway.origins has this page's origin",
+          hint: "check that the server runs, what the token grants, and that listen.origins has this page's origin",
         }),
       );
     };
@@ -112,19 +155,34 @@ export function dial(url: string, token: string, signal?: AbortSignal): Promise<
 class BrowserStream implements ByteStream {
   #socket: WebSocket;
   #queue = new Queue<Uint8Array>();
+  #unread = 0;
 
   constructor(socket: WebSocket) {
     this.#socket = socket;
     socket.addEventListener("message", (e: MessageEvent) => {
-      if (e.data instanceof ArrayBuffer) this.#queue.push(new Uint8Array(e.data));
-      else this.#queue.end(new Error("a text message in a stream of bytes"));
+      if (!(e.data instanceof ArrayBuffer)) {
+        this.#refuse("a text message in a stream of bytes");
+        return;
+      }
+      this.#unread += e.data.byteLength;
+      // a browser cannot be told to read no more
+      if (this.#unread > maxUnread) this.#refuse(`more than ${maxUnread} bytes wait to be read`);
+      else this.#queue.push(new Uint8Array(e.data));
     });
     socket.addEventListener("close", () => this.#queue.end());
     socket.addEventListener("error", () => this.#queue.end(new Error("the connection failed")));
   }
 
-  read(): Promise<Uint8Array | null> {
-    return this.#queue.next();
+  #refuse(why: string): void {
+    this.#queue.clear();
+    this.#queue.end(new Error(why));
+    this.#socket.close();
+  }
+
+  async read(): Promise<Uint8Array | null> {
+    const bytes = await this.#queue.next();
+    this.#unread -= bytes?.length ?? 0;
+    return bytes;
   }
 
   async write(bytes: Uint8Array): Promise<void> {
