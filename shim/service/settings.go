@@ -71,7 +71,7 @@ func Load(getenv func(string) string) (Settings, error) {
 	if err := s.add("options of the runtime", getenv(optionsVar)); err != nil {
 		return s, err
 	}
-	if s.MaxDisk == 0 { // the annotation that asks for more is the tenant's, whatever containerd is told
+	if s.MaxDisk == 0 { // the annotation that asks for more is the tenant's
 		s.MaxDisk = s.Disk
 	}
 	if s.KillLimit < 1 || s.KillLimit > 3600 {
