@@ -2,8 +2,38 @@ package records
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
+	"math"
+	"strings"
 )
+
+// Plan returns how the database finds the objects of a filter.
+func Plan(ctx context.Context, db *DB, tenant string, f Filter) (string, error) {
+	explain, reads := "EXPLAIN ", db.reads
+	scan := func(rows *sql.Rows) (s string, err error) { return s, rows.Scan(&s) }
+	if s, ok := db.d.(*sqlite); ok {
+		explain, reads = "EXPLAIN QUERY PLAN ", s.readers.DB // a plan that is kept stays as it was
+		scan = func(rows *sql.Rows) (s string, err error) { return s, rows.Scan(new(int), new(int), new(int), &s) }
+	}
+	text, args := f.query(db.d, tenant, math.MaxInt64, 51)
+	lines, err := query(ctx, reads, scan, explain+text, args...)
+	return strings.Join(lines, "\n"), err
+}
+
+// Exec runs statements on the database.
+func Exec(ctx context.Context, db *DB, all ...string) error {
+	for _, text := range all {
+		err := db.write(ctx, false, "exec", func(ctx context.Context, tx *transaction) error {
+			_, err := tx.ExecContext(ctx, text)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // LimitPages makes SQLite report a full disk when the file would have more pages; it cannot have
 // fewer than it has.

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -295,11 +296,8 @@ func (db *DB) List(ctx context.Context, tenant string, f Filter, p Page) ([]Obje
 	if err != nil {
 		return nil, "", err
 	}
-	where, args := f.where(db.d)
-	args = append([]any{tenant, f.Kind, before}, args...)
-	rows, err := query(ctx, db.reads, scanRow, "SELECT "+columns+` FROM objects
-		WHERE tenant = ? AND kind = ? AND seq < ?`+where+" ORDER BY seq DESC LIMIT ?",
-		append(args, size+1)...)
+	text, args := f.query(db.d, tenant, before, size+1)
+	rows, err := query(ctx, db.reads, scanRow, text, args...)
 	if err != nil {
 		return nil, "", db.fail("list", err)
 	}
@@ -309,6 +307,14 @@ func (db *DB) List(ctx context.Context, tenant string, f Filter, p Page) ([]Obje
 		next = db.token(rows[size-1].seq, tenant, f)
 	}
 	return plain(rows), next, nil
+}
+
+// query returns the query for the objects of a filter before a position.
+func (f *Filter) query(d dialect, tenant string, before int64, most int) (text string, args []any) {
+	where, args := f.where(d)
+	args = append([]any{tenant, f.Kind, before}, args...)
+	return "SELECT " + columns + ` FROM objects
+		WHERE tenant = ? AND kind = ? AND seq < ?` + where + " ORDER BY seq DESC LIMIT ?", append(args, most)
 }
 
 // where returns the conditions of a filter beside the kind.
@@ -339,9 +345,9 @@ func (f *Filter) where(d dialect) (text string, args []any) {
 	if len(f.IDs) > 0 {
 		and("id IN (?"+strings.Repeat(", ?", len(f.IDs)-1)+")", anys(f.IDs)...)
 	}
-	for name, value := range f.Labels {
-		condition, name := d.hasLabel(name)
-		and(condition, name, value)
+	for _, name := range slices.Sorted(maps.Keys(f.Labels)) {
+		condition, values := d.hasLabel(name)
+		and(condition, append(values, f.Labels[name])...)
 	}
 	if !f.Since.IsZero() {
 		and("created >= ?", unixNano(f.Since))

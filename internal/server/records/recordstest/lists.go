@@ -136,6 +136,8 @@ func testFilters(t *testing.T, f *fixture) {
 		o.Labels = map[string]string{"env": fmt.Sprint(i % 3), "team.x/y": "é<&>"}
 		if i == 5 {
 			o.Name, o.Template, o.Node, o.Labels = "", "node", "m", nil
+		} else if i < 3 {
+			o.Labels["kubernetes.uid"] = fmt.Sprint("u", i/2) // which has an index
 		}
 		all = append(all, f.make(o)[0])
 		f.Pass(time.Hour)
@@ -162,9 +164,12 @@ func testFilters(t *testing.T, f *fixture) {
 		"label":     {records.Filter{Labels: map[string]string{"env": "1"}}, []int{1, 4}},
 		"labels": {records.Filter{Labels: map[string]string{"env": "1", "team.x/y": "é<&>"}},
 			[]int{1, 4}},
-		"no label": {records.Filter{Labels: map[string]string{"other": ""}}, nil},
-		"time":     {records.Filter{Since: born(1), Until: born(3)}, []int{1, 2}},
-		"several":  {records.Filter{Session: "s0", Since: born(1)}, []int{2, 4}},
+		"indexed":     {records.Filter{Labels: map[string]string{"kubernetes.uid": "u0"}}, []int{0, 1}},
+		"indexed too": {records.Filter{Labels: map[string]string{"kubernetes.uid": "u0", "env": "1"}}, []int{1}},
+		"not indexed": {records.Filter{Labels: map[string]string{"kubernetes.uid": ""}}, nil},
+		"no label":    {records.Filter{Labels: map[string]string{"other": ""}}, nil},
+		"time":        {records.Filter{Since: born(1), Until: born(3)}, []int{1, 2}},
+		"several":     {records.Filter{Session: "s0", Since: born(1)}, []int{2, 4}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			test.filter.Kind = records.Sandbox
