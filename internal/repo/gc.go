@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/repo/location"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 )
@@ -25,7 +26,7 @@ func (x *Repo) GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.GCRe
 	if err != nil {
 		return nil, err
 	}
-	if err := cs.DB.NotShared("garbage collection"); err != nil {
+	if err := location.Unpin(ctx, x.Dir, cs.DB, cs.specs.BuiltLayers()); err != nil {
 		return nil, err
 	}
 	if req.Now.IsZero() {
@@ -163,14 +164,19 @@ func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]b
 	r.Content = func(ctx context.Context, c turnstone.Content) error {
 		return cs.keepContent(ctx, c, keep)
 	}
-	layers, err := cs.Layers(ctx)
+	trees, err := cs.DB.Pins(ctx)
 	if err != nil {
 		return 0, err
 	}
+	layers, err := cs.Layers(ctx)
 	for _, l := range layers {
-		if err := r.Tree(ctx, "template "+l.Spec.Short(), l.Tree); err != nil {
-			return 0, err
-		}
+		trees = append(trees, l.Tree)
+	}
+	for i := 0; err == nil && i < len(trees); i++ {
+		err = r.Tree(ctx, "template "+trees[i].Hash.Short(), trees[i])
+	}
+	if err != nil {
+		return 0, err
 	}
 	// Before the turns: a turn that ends meanwhile has its data in its record.
 	unfinished, err := cs.DB.Checkpoints(ctx)

@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"turnstone.dev/turnstone/internal/store/sorted"
 )
 
 // An index is a folder of segments. All processes share the files; each process sees the segments
@@ -289,48 +291,7 @@ func (w faultWriter) Write(p []byte) (int, error) {
 // merge yields the places of sorted sources in order, without duplicates, that want accepts.
 func merge(ctx context.Context, sources []iter.Seq2[place, error],
 	want func(place) bool) iter.Seq2[place, error] {
-	return func(yield func(place, error) bool) {
-		type head struct {
-			place
-			err  error
-			next func() (place, error, bool)
-		}
-		var heads []*head
-		for _, src := range sources {
-			next, stop := iter.Pull2(src)
-			defer stop()
-			if p, err, ok := next(); ok {
-				heads = append(heads, &head{p, err, next})
-			}
-		}
-		var last place
-		for n := 0; len(heads) > 0; n++ {
-			least := 0
-			for i, h := range heads {
-				if h.err != nil {
-					yield(place{}, h.err)
-					return
-				}
-				if comparePlaces(h.place, heads[least].place) < 0 {
-					least = i
-				}
-			}
-			h := heads[least]
-			if (n == 0 || comparePlaces(h.place, last) != 0) &&
-				want(h.place) && !yield(h.place, nil) {
-				return
-			}
-			last = h.place
-			var ok bool
-			if h.place, h.err, ok = h.next(); !ok {
-				heads = slices.Delete(heads, least, least+1)
-			}
-			if n%4096 == 0 && ctx.Err() != nil {
-				yield(place{}, ctx.Err())
-				return
-			}
-		}
-	}
+	return sorted.Merge(ctx, sources, comparePlaces, want)
 }
 
 func comparePlaces(a, b place) int {

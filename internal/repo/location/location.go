@@ -35,7 +35,7 @@ func Open(ctx context.Context, dir *statedir.Dir, where string,
 		}
 		return s, dir.Path("store"), nil
 	}
-	id, err := storeID(dir)
+	id, err := ID(dir)
 	if err != nil {
 		return nil, "", err
 	}
@@ -130,8 +130,8 @@ func claimed(ctx context.Context, at blob.Store, id string) (other string, mine 
 	return other, mine, nil
 }
 
-// storeID returns the name of dir in places that others can reach. The first call creates it.
-func storeID(dir *statedir.Dir) (string, error) {
+// ID returns the name of dir in places that others can reach. The first call creates it.
+func ID(dir *statedir.Dir) (string, error) {
 	path := dir.Path("store-id")
 	failed := func(err error) error {
 		return turnstone.NewError("executor.claim", turnstone.KindUnavailable, path, err).
@@ -159,4 +159,22 @@ func storeID(dir *statedir.Dir) (string, error) {
 		return "", failed(errors.New("is damaged"))
 	}
 	return id, nil
+}
+
+// Unpin ends the pins of a machine's trees in a database of several machines, except those of layers,
+// which dir still has.
+func Unpin(ctx context.Context, dir *statedir.Dir, db *session.DB,
+	layers []turnstone.TemplateLayer) error {
+	if !db.Shared() {
+		return nil
+	}
+	machine, err := ID(dir)
+	if err != nil {
+		return err
+	}
+	var needed []turnstone.TreeRef
+	for _, l := range layers {
+		needed = append(needed, l.Tree)
+	}
+	return db.Sweeps().Unpin(ctx, machine, needed)
 }
