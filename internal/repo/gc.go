@@ -26,6 +26,9 @@ func (x *Repo) GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.GCRe
 	if err != nil {
 		return nil, err
 	}
+	if err := cs.DB.NotShared("garbage collection", "that it deletes nothing which other machines need is not tested yet", "see docs/shared.md"); err != nil {
+		return nil, err
+	}
 	if err := location.Unpin(ctx, x.Dir, cs.DB, cs.specs.BuiltLayers()); err != nil {
 		return nil, err
 	}

@@ -20,7 +20,7 @@ import (
 // safe for concurrent use.
 type Hold struct {
 	cs    *ContextStore
-	batch *store.Batch // keeps sweeps of other machines, which do not see the files, from deleting; may be nil
+	batch *store.Batch // sweeps of other machines do not see the files; nil: there are none
 	mu    sync.Mutex
 	turns map[turnstone.TurnID]*statedir.Lock
 }
