@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/repo/location"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/session"
 )
@@ -27,9 +26,6 @@ func (x *Repo) GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.GCRe
 		return nil, err
 	}
 	if err := cs.DB.NotShared("garbage collection", "that it deletes nothing which other machines need is not tested yet", "see docs/shared.md"); err != nil {
-		return nil, err
-	}
-	if err := location.Unpin(ctx, x.Dir, cs.DB, cs.specs.BuiltLayers()); err != nil {
 		return nil, err
 	}
 	if req.Now.IsZero() {
@@ -175,8 +171,8 @@ func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]b
 	for _, l := range layers {
 		trees = append(trees, l.Tree)
 	}
-	for i := 0; err == nil && i < len(trees); i++ {
-		err = r.Tree(ctx, "template "+trees[i].Hash.Short(), trees[i])
+	for _, l := range trees {
+		err = errors.Join(err, r.Tree(ctx, "template", l))
 	}
 	if err != nil {
 		return 0, err

@@ -160,21 +160,3 @@ func ID(dir *statedir.Dir) (string, error) {
 	}
 	return id, nil
 }
-
-// Unpin ends the pins of a machine's trees in a database of several machines, except those of layers,
-// which dir still has.
-func Unpin(ctx context.Context, dir *statedir.Dir, db *session.DB,
-	layers []turnstone.TemplateLayer) error {
-	if !db.Shared() {
-		return nil
-	}
-	machine, err := ID(dir)
-	if err != nil {
-		return err
-	}
-	var needed []turnstone.TreeRef
-	for _, l := range layers {
-		needed = append(needed, l.Tree)
-	}
-	return db.Sweeps().Unpin(ctx, machine, needed)
-}
