@@ -134,7 +134,11 @@ func (x *Repo) openStore(ctx context.Context, db *session.DB, blobs blob.Store,
 	cs := &ContextStore{DB: db, keys: x.Keys, dir: x.Dir, held: &sync.Map{},
 		blobs: blobs, specs: x.templates, heldDir: x.Dir.Path("held"),
 		Templates: &templatefiles.Contents{Dir: x.Dir.Path("templates")}}
-	if cs.Store, err = store.Open(ctx, dir, cs.blobs, store.Options{Fault: x.Fault}); err != nil {
+	opts := store.Options{Fault: x.Fault}
+	if db != nil && db.Shared() {
+		opts.Shared = db.Sweeps()
+	}
+	if cs.Store, err = store.Open(ctx, dir, cs.blobs, opts); err != nil {
 		return nil, errors.Join(err, cs.close())
 	}
 	cs.Store.AddAlternate(cs.Templates)

@@ -18,14 +18,11 @@ import (
 // the copied objects.
 func (s *Store) CopyFrom(ctx context.Context, from *Store, names []turnstone.Digest) (int, error) {
 	for _, locked := range []*Store{s, from} {
-		l, err := locked.sharedGC(ctx)
+		l, err := locked.enter(ctx)
 		if err != nil {
 			return 0, err
 		}
-		defer l.release()
-		if err := locked.refresh(ctx); err != nil {
-			return 0, err
-		}
+		defer l.Release()
 	}
 	places, err := s.lacks(ctx, from, names)
 	if err != nil {
@@ -112,7 +109,7 @@ func (w *sweep) append(ctx context.Context, e packEntry, domain seal.ID, stored 
 		}
 	}
 	if w.open == nil {
-		w.open = newPackIn(&w.s.slabs, domain)
+		w.open = w.s.newPack(domain)
 	}
 	w.open.add(e, stored)
 	return nil
