@@ -75,7 +75,7 @@ type Templates interface {
 	Show(ctx context.Context, name string) (*template.Details, error)
 	Ensure(ctx context.Context, name string, progress func(string)) (*turnstone.Template, error)
 	RootTree(ctx context.Context, t *turnstone.Template, w tree.Writer) (turnstone.TreeRef, error)
-	BuiltLayers() []turnstone.TemplateLayer
+	BuiltLayers() ([]turnstone.TemplateLayer, error)
 }
 
 // New returns the repo of a state directory. Its store is in the bucket that place names, or in the

@@ -25,8 +25,10 @@ func (x *Repo) GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.GCRe
 	if err != nil {
 		return nil, err
 	}
-	if err := cs.DB.NotShared("garbage collection", "that it deletes nothing which other machines need is not tested yet", "see docs/shared.md"); err != nil {
-		return nil, err
+	if !req.DryRun {
+		if err := cs.unpin(ctx); err != nil {
+			return nil, err
+		}
 	}
 	rule := session.Rule{Now: req.Now, Anonymous: req.KeepAnonymous,
 		Unreachable: req.KeepUnreachable}

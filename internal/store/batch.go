@@ -419,6 +419,13 @@ func (s *Store) addPacks(ctx context.Context, packs []*newPack) error {
 		return err
 	}
 	defer l.Release()
+	if kept, err := s.notRemoved(ctx, slices.Clone(packs)); err != nil {
+		return err
+	} else if len(kept) < len(packs) {
+		return turnstone.Errorf("store.index", turnstone.KindUnavailable, s.dir,
+			"another machine has deleted what this one stored before it was away").
+			WithHint("run the turn again")
+	}
 	if err := s.index.add(ctx, packs); !errors.Is(err, errSegment) {
 		return fail("store.index", s.dir, err)
 	}

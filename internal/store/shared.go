@@ -79,6 +79,8 @@ const seenFile = "removed"
 
 // learn notes which packs are condemned, and drops from the index those that were removed.
 func (s *Store) learn(ctx context.Context) error {
+	s.learning.Lock() // an older answer must not replace a newer one
+	defer s.learning.Unlock()
 	path := filepath.Join(s.dir, seenFile)
 	b, _ := os.ReadFile(path)
 	seen, _ := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64) // damaged: from the beginning
@@ -215,18 +217,23 @@ func (w *sweep) sweepShared(ctx context.Context, mark func(context.Context) erro
 		if err := mark(ctx); err != nil {
 			return err
 		}
-		chosen, err := w.condemn(ctx, x)
-		if err != nil || len(chosen)+len(w.left) == 0 {
+		if err := w.condemn(ctx, x); err != nil || len(w.left) == 0 {
 			return err
 		}
-		// Batches of earlier generations may have found objects in the condemned packs.
-		if err := x.Wait(ctx); err != nil {
+		// As on one machine: what is marked while no batch is open is all that is needed. After
+		// Removed no batch finds the packs, so it does not matter when they are deleted.
+		var gone map[id]*packUse
+		err := x.Alone(ctx, func(ctx context.Context) error {
+			err := mark(ctx)
+			if err == nil {
+				gone, err = w.remove(ctx, x)
+			}
+			return err
+		})
+		if err != nil {
 			return err
 		}
-		if err := mark(ctx); err != nil {
-			return err
-		}
-		return w.remove(ctx, x)
+		return w.deletePacks(ctx, gone)
 	})
 }
 
@@ -254,63 +261,71 @@ func (w *sweep) begin(ctx context.Context) error {
 }
 
 // condemn copies what is needed of the packs with too much garbage, and condemns them.
-func (w *sweep) condemn(ctx context.Context, x guard.Sweeping) (chosen map[id]*packUse, err error) {
+func (w *sweep) condemn(ctx context.Context, x guard.Sweeping) error {
 	uses, err := w.uses(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	maps.DeleteFunc(uses, func(p id, _ *packUse) bool { return w.may[p].objects == 0 || w.left[p] })
-	if chosen, err = w.copyOut(ctx, w.choose(uses)); err != nil {
-		return nil, err
+	chosen, err := w.copyOut(ctx, w.choose(uses))
+	if err != nil {
+		return err
 	}
-	var names [][32]byte
-	for p := range chosen {
-		names = append(names, p)
-	}
-	if err := x.Condemn(ctx, names); err != nil {
-		return nil, err
+	if err := x.Condemn(ctx, namesOf(chosen)); err != nil {
+		return err
 	}
 	for p := range chosen {
 		w.left[p] = true
 	}
-	return chosen, w.s.learn(ctx)
+	return w.s.learn(ctx)
 }
 
-// remove copies what is needed of all condemned packs, and deletes them.
-func (w *sweep) remove(ctx context.Context, x guard.Sweeping) error {
+func namesOf(packs map[id]*packUse) [][32]byte {
+	var names [][32]byte
+	for p := range packs {
+		names = append(names, p)
+	}
+	return names
+}
+
+// remove copies what is needed of all condemned packs, and notes that they no longer exist.
+func (w *sweep) remove(ctx context.Context, x guard.Sweeping) (map[id]*packUse, error) {
 	w.swept.Objects = 0
 	uses, err := w.uses(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var packs []*packUse
 	for p := range w.left {
 		if uses[p] == nil {
-			uses[p] = &packUse{packInfo: packInfo{id: p}} // deleted, and not noted
+			uses[p] = &packUse{packInfo: packInfo{id: p}} // it is not in the bucket
 		}
 		packs = append(packs, uses[p])
 	}
 	slices.SortFunc(packs, comparePacks)
-	remove, err := w.copyOut(ctx, packs)
-	var names [][32]byte
+	gone, err := w.copyOut(ctx, packs)
 	if err != nil {
+		return nil, err
+	}
+	return gone, x.Removed(ctx, namesOf(gone))
+}
+
+// deletePacks deletes packs that were noted as removed. What it leaves the next sweep deletes.
+func (w *sweep) deletePacks(ctx context.Context, gone map[id]*packUse) error {
+	if err := w.s.learn(ctx); err != nil {
 		return err
 	}
-	for p, use := range remove {
+	for p, use := range gone {
 		if err := ctx.Err(); err != nil { // another machine may sweep
 			return fmt.Errorf("deleting: %w", context.Cause(ctx))
 		}
 		if err := w.s.blobs.Remove(ctx, packName(p)); err != nil {
 			return err
 		}
-		names = append(names, p)
 		w.swept.PacksRemoved++
 		w.swept.Freed += use.size
 	}
-	if err := x.Removed(ctx, names); err != nil {
-		return err
-	}
-	return w.s.learn(ctx)
+	return nil
 }
 
 // copyOut is rewrite with the new packs in the index.
@@ -323,10 +338,22 @@ func (w *sweep) copyOut(ctx context.Context, packs []*packUse) (map[id]*packUse,
 	return whole, err
 }
 
-// Exclusive calls f while no batch is open, in any process of this machine, and no Sweep runs; it waits
-// for that until ctx is done. f must not begin a batch. Exclusive is for changes of alternates'
+// Exclusive calls f while no batch is open, in any process of this machine, and no Sweep runs on any; it
+// waits for that until ctx is done. f must not begin a batch. Exclusive is for changes of alternates'
 // contents, which a batch relies on.
 func (s *Store) Exclusive(ctx context.Context, f func() error) error {
+	if s.shared == nil {
+		return s.exclusive(ctx, f)
+	}
+	return s.shared.Sweep(ctx, func(ctx context.Context, _ guard.Sweeping) error {
+		if err := s.learn(ctx); err != nil { // f asks what the store has
+			return err
+		}
+		return s.exclusive(ctx, f)
+	})
+}
+
+func (s *Store) exclusive(ctx context.Context, f func() error) error {
 	l, err := s.locks().Sweep(ctx)
 	if err != nil {
 		return err

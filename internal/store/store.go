@@ -61,6 +61,7 @@ type core struct {
 
 	mu         sync.RWMutex
 	alternates []Alternate
+	learning   sync.Mutex  // held by learn
 	condemned  map[id]bool // packs that are about to be deleted: their objects are not stored
 }
 

@@ -287,6 +287,20 @@ func (w *sweep) stays(ctx context.Context, i id) bool {
 	return false
 }
 
+// append adds an object to the open pack of its domain.
+func (w *sweep) append(ctx context.Context, e packEntry, domain seal.ID, stored []byte) error {
+	if w.open != nil && (w.open.domain != domain || w.open.data.Len() >= packTarget) {
+		if err := w.flush(ctx); err != nil {
+			return err
+		}
+	}
+	if w.open == nil {
+		w.open = w.s.newPack(domain)
+	}
+	w.open.add(e, stored)
+	return nil
+}
+
 // flush makes the open pack durable.
 func (w *sweep) flush(ctx context.Context) error {
 	p := w.open

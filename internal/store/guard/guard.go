@@ -5,8 +5,9 @@ package guard
 import "context"
 
 // Shared coordinates stores on several machines that have the same blobs. A sweep condemns packs: from
-// then on new batches do not count their objects as stored, and it deletes the packs when no batch is
-// open that began before. docs/decisions/0033-shared-state.md says why that is safe.
+// then on new batches do not count their objects as stored. When no batch is open on any machine it
+// copies what is needed of them, and notes that they no longer exist; then it deletes them.
+// docs/decisions/0033-shared-state.md says why that is safe.
 type Shared interface {
 	// Enter notes an open batch. What News returns after it, the batch has to respect.
 	Enter(ctx context.Context) (Visit, error)
@@ -32,6 +33,10 @@ type Sweeping interface {
 	Condemn(ctx context.Context, packs [][32]byte) error
 	// Wait waits for the end of all batches of earlier generations.
 	Wait(ctx context.Context) error
-	// Removed notes that condemned packs were deleted.
+	// Alone calls f while no batch is open on any machine: it waits for open ones, and new ones wait.
+	// The context of f ends when that is no longer sure.
+	Alone(ctx context.Context, f func(context.Context) error) error
+	// Removed notes, in f of Alone, that packs no longer exist, and fails unless this machine sweeps
+	// and is alone. After it nobody uses the packs, and anybody may delete them at any time.
 	Removed(ctx context.Context, packs [][32]byte) error
 }

@@ -8,6 +8,7 @@ import (
 	"database/sql"
 	"embed"
 	"io/fs"
+	"math"
 	"strconv"
 	"sync"
 	"time"
@@ -27,6 +28,7 @@ var migrations embed.FS
 const (
 	batches = "batch/" // begins those of open batches, whose notes are their generations
 	sweep   = "sweep"  // who sweeps
+	alone   = "alone"  // who sweeps while no batch is open
 )
 
 // patience bounds the attempts of a transaction whose database is away.
@@ -36,7 +38,8 @@ const patience = 10 * time.Second
 type Sweeps struct {
 	pool   *sql.DB
 	leases *lease.Rows
-	poll   time.Duration // pause of Wait between two looks
+	poll   time.Duration // pause between two looks at what others do
+	within time.Duration // how long batches wait for a sweep that waits for other batches
 
 	mu   sync.Mutex
 	open map[*visit]bool // the batches of this process
@@ -53,7 +56,8 @@ func Open(ctx context.Context, pool *sql.DB, leases *lease.Rows) (*Sweeps, error
 	if err := pg.Migrate(ctx, pool, "sweeps", files); err != nil {
 		return nil, err
 	}
-	return &Sweeps{pool: pool, leases: leases, poll: time.Second, open: map[*visit]bool{}}, nil
+	return &Sweeps{pool: pool, leases: leases, poll: 100 * time.Millisecond,
+		within: 2 * time.Second, open: map[*visit]bool{}}, nil
 }
 
 // A visit is an open batch of this process.
@@ -69,20 +73,40 @@ func (v *visit) Release() {
 	v.Lease.Release()
 }
 
-// Enter implements guard.Shared. A sweep that condemns packs after the generation was read, and before
-// the lease is taken, may wait for the batch although it need not: what News says after Enter is newer.
+// Enter implements guard.Shared. It waits while a machine sweeps alone.
 func (s *Sweeps) Enter(ctx context.Context) (guard.Visit, error) {
-	var l lease.Lease
-	err := pg.Retry(ctx, patience, func() (err error) {
-		var now int64
-		err = s.pool.QueryRowContext(ctx, "SELECT number FROM generation").Scan(&now)
-		if err == nil {
-			l, err = s.leases.Take(ctx, batches+rand.Text(), strconv.FormatInt(now, 10))
+	for {
+		var v *visit
+		err := pg.Retry(ctx, patience, func() (err error) {
+			v, err = s.enter(ctx)
+			return err
+		})
+		if v != nil {
+			return v, nil
 		}
-		return err
-	})
+		for held := true; held && err == nil; {
+			if err = s.pause(ctx); err == nil {
+				_, held, err = s.leases.Holder(ctx, alone)
+			}
+		}
+		if err != nil {
+			return nil, pg.Error(op, "a batch", err)
+		}
+	}
+}
+
+// enter is Enter that returns nil if a machine sweeps alone. A sweep that condemns packs after the
+// generation was read, and before the lease is taken, may wait for the batch although it need not: what
+// News says after Enter is newer. Whoever wants to be alone has a lease before it looks for batches, and
+// a batch has one before it looks for that, so one of them finds the other.
+func (s *Sweeps) enter(ctx context.Context) (*visit, error) {
+	var now int64
+	if err := s.pool.QueryRowContext(ctx, "SELECT number FROM generation").Scan(&now); err != nil {
+		return nil, err
+	}
+	l, err := s.leases.Take(ctx, batches+rand.Text(), strconv.FormatInt(now, 10))
 	if err != nil {
-		return nil, pg.Error(op, "a batch", err)
+		return nil, err
 	}
 	if l == nil {
 		return nil, turnstone.Errorf(op, turnstone.KindUnavailable, "the store", "is closed").
@@ -90,9 +114,28 @@ func (s *Sweeps) Enter(ctx context.Context) (guard.Visit, error) {
 	}
 	v := &visit{l, s}
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.open[v] = true
+	s.mu.Unlock()
+	// A lease that has expired is removed: its holder may be about to come back.
+	held := false
+	if err = s.leases.Forsake(ctx, alone); err == nil {
+		_, held, err = s.leases.Holder(ctx, alone)
+	}
+	if held || err != nil {
+		v.Release()
+		return nil, err
+	}
 	return v, nil
+}
+
+// pause waits until others may have changed something.
+func (s *Sweeps) pause(ctx context.Context) error {
+	select {
+	case <-time.After(s.poll):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // Check returns an error of kind Unavailable, in a transaction that announces objects, if a batch of
@@ -176,7 +219,7 @@ func (s *Sweeps) Sweep(ctx context.Context, f func(context.Context, guard.Sweepi
 	defer l.Release()
 	ctx, release := lease.Context(ctx, l)
 	defer release()
-	err = f(ctx, &sweeping{s, l})
+	err = f(ctx, &sweeping{s, l, nil})
 	if cause := l.Cause(); cause != nil && err != nil {
 		return cause
 	}
@@ -187,6 +230,7 @@ func (s *Sweeps) Sweep(ctx context.Context, f func(context.Context, guard.Sweepi
 type sweeping struct {
 	*Sweeps
 	lease lease.Lease
+	alone lease.Lease // nil: batches may be open
 }
 
 // write runs f in a transaction that is refused if another machine sweeps.
@@ -225,17 +269,63 @@ func (x *sweeping) Condemn(ctx context.Context, packs [][32]byte) error {
 func (x *sweeping) Wait(ctx context.Context) error {
 	var now int64
 	err := x.pool.QueryRowContext(ctx, "SELECT number FROM generation").Scan(&now)
-	for left := 1; err == nil; {
-		if left, err = x.leases.EndBefore(ctx, batches, now); err != nil || left == 0 {
-			break
-		}
-		select {
-		case <-time.After(x.poll):
-		case <-ctx.Done():
-			err = context.Cause(ctx)
-		}
+	if err == nil {
+		err = x.waitFor(ctx, now)
 	}
 	return pg.Error(op, "open batches of other processes", err)
+}
+
+// waitFor waits for the end of the batches of generations before number.
+func (x *sweeping) waitFor(ctx context.Context, number int64) error {
+	for {
+		left, err := x.leases.EndBefore(ctx, batches, number)
+		if err != nil || left == 0 {
+			return err
+		}
+		if err := x.pause(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// Alone implements guard.Sweeping. If batches stay open, it lets others begin for a while: the owner of a
+// batch may need another one before it ends the first.
+func (x *sweeping) Alone(ctx context.Context, f func(context.Context) error) error {
+	for {
+		done, err := x.tryAlone(ctx, f)
+		if done || err != nil {
+			return err
+		}
+		for range 5 { // let waiting batches pass
+			if err := x.pause(ctx); err != nil {
+				return pg.Error(op, "open batches of other processes", err)
+			}
+		}
+	}
+}
+
+// tryAlone is Alone that gives up when batches stay open.
+func (x *sweeping) tryAlone(ctx context.Context, f func(context.Context) error) (done bool, err error) {
+	l, err := x.leases.Wait(ctx, alone, "", nil)
+	if err != nil {
+		return false, err
+	}
+	defer l.Release()
+	ctx, release := lease.Context(ctx, l)
+	defer release()
+	short, cancel := context.WithTimeout(ctx, x.within)
+	err = x.waitFor(short, math.MaxInt64)
+	gaveUp := short.Err() != nil && ctx.Err() == nil
+	cancel()
+	if gaveUp || err != nil {
+		if gaveUp {
+			err = nil
+		}
+		return false, pg.Error(op, "open batches of other processes", err)
+	}
+	x.alone = l
+	defer func() { x.alone = nil }()
+	return true, f(ctx)
 }
 
 // Removed implements guard.Sweeping.
@@ -244,12 +334,17 @@ func (x *sweeping) Removed(ctx context.Context, packs [][32]byte) error {
 		return nil
 	}
 	return x.write(ctx, func(tx *sql.Tx) error {
+		if x.alone != nil {
+			if err := x.alone.Check(ctx, tx); err != nil {
+				return err
+			}
+		}
 		var at int64
 		err := tx.QueryRowContext(ctx,
 			"UPDATE generation SET removals = removals + 1 RETURNING removals").Scan(&at)
 		if err == nil {
-			_, err = tx.ExecContext(ctx, "UPDATE condemned SET removed = $1 WHERE pack = ANY($2)", at,
-				slicesOf(packs))
+			_, err = tx.ExecContext(ctx, "UPDATE condemned SET removed = $1 WHERE pack = ANY($2) "+
+				"AND removed IS NULL", at, slicesOf(packs))
 		}
 		return err
 	})
