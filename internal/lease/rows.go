@@ -397,3 +397,17 @@ func (r *Rows) Wait(ctx context.Context, name, note string, waiting func(note st
 		pause = min(2*pause, time.Second)
 	}
 }
+
+// EndBefore ends the leases whose names begin with prefix, whose notes are numbers less than number, and
+// that have expired, and returns how many other such leases there are. A holder that comes back cannot
+// renew what was ended, and Check refuses what it stores.
+func (r *Rows) EndBefore(ctx context.Context, prefix string, number int64) (left int, err error) {
+	const older = "CASE WHEN starts_with(name, $1) THEN note::bigint < $2 ELSE false END"
+	_, err = r.pool.ExecContext(ctx,
+		"DELETE FROM leases WHERE "+older+" AND expires <= "+r.now, prefix, number)
+	if err == nil {
+		err = r.pool.QueryRowContext(ctx, "SELECT count(*) FROM leases WHERE "+older, prefix,
+			number).Scan(&left)
+	}
+	return left, pg.Error(op, prefix, err)
+}

@@ -75,7 +75,7 @@ type Templates interface {
 	Show(ctx context.Context, name string) (*template.Details, error)
 	Ensure(ctx context.Context, name string, progress func(string)) (*turnstone.Template, error)
 	RootTree(ctx context.Context, t *turnstone.Template, w tree.Writer) (turnstone.TreeRef, error)
-	BuiltLayers() []turnstone.TemplateLayer
+	BuiltLayers() ([]turnstone.TemplateLayer, error)
 }
 
 // New returns the repo of a state directory. Its store is in the bucket that place names, or in the
@@ -134,7 +134,11 @@ func (x *Repo) openStore(ctx context.Context, db *session.DB, blobs blob.Store,
 	cs := &ContextStore{DB: db, keys: x.Keys, dir: x.Dir, held: &sync.Map{},
 		blobs: blobs, specs: x.templates, heldDir: x.Dir.Path("held"),
 		Templates: &templatefiles.Contents{Dir: x.Dir.Path("templates")}}
-	if cs.Store, err = store.Open(ctx, dir, cs.blobs, store.Options{Fault: x.Fault}); err != nil {
+	opts := store.Options{Fault: x.Fault}
+	if db != nil && db.Shared() {
+		opts.Shared = db.Sweeps()
+	}
+	if cs.Store, err = store.Open(ctx, dir, cs.blobs, opts); err != nil {
 		return nil, errors.Join(err, cs.close())
 	}
 	cs.Store.AddAlternate(cs.Templates)

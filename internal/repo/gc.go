@@ -25,8 +25,10 @@ func (x *Repo) GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.GCRe
 	if err != nil {
 		return nil, err
 	}
-	if err := cs.DB.NotShared("garbage collection"); err != nil {
-		return nil, err
+	if !req.DryRun {
+		if err := cs.unpin(ctx); err != nil {
+			return nil, err
+		}
 	}
 	rule := session.Rule{Now: req.Now, Anonymous: req.KeepAnonymous,
 		Unreachable: req.KeepUnreachable}
@@ -163,14 +165,19 @@ func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]b
 	r.Content = func(ctx context.Context, c turnstone.Content) error {
 		return cs.keepContent(ctx, c, keep)
 	}
-	layers, err := cs.Layers(ctx)
+	trees, err := cs.DB.Pins(ctx)
 	if err != nil {
 		return 0, err
 	}
+	layers, err := cs.Layers(ctx)
 	for _, l := range layers {
-		if err := r.Tree(ctx, "template "+l.Spec.Short(), l.Tree); err != nil {
-			return 0, err
-		}
+		trees = append(trees, l.Tree)
+	}
+	for _, l := range trees {
+		err = errors.Join(err, r.Tree(ctx, "template", l))
+	}
+	if err != nil {
+		return 0, err
 	}
 	// Before the turns: a turn that ends meanwhile has its data in its record.
 	unfinished, err := cs.DB.Checkpoints(ctx)

@@ -12,6 +12,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/store"
 )
 
 // A Hold keeps turns that are in no session, so that other turns can start from them: GC of any
@@ -19,13 +20,18 @@ import (
 // safe for concurrent use.
 type Hold struct {
 	cs    *ContextStore
+	batch *store.Batch // sweeps of other machines do not see the files; nil: there are none
 	mu    sync.Mutex
 	turns map[turnstone.TurnID]*statedir.Lock
 }
 
-// Hold returns an empty hold.
-func (cs *ContextStore) Hold() *Hold {
-	return &Hold{cs: cs, turns: map[turnstone.TurnID]*statedir.Lock{}}
+// Hold returns an empty hold. It begins before the batches of its turns.
+func (cs *ContextStore) Hold(ctx context.Context) (_ *Hold, err error) {
+	h := &Hold{cs: cs, turns: map[turnstone.TurnID]*statedir.Lock{}}
+	if cs.DB.Shared() {
+		h.batch, err = cs.Store.Begin(ctx)
+	}
+	return h, err
 }
 
 // A heldTurn is a held turn in a file.
@@ -82,6 +88,9 @@ func (h *Hold) Release() {
 		lock.Release()
 	}
 	clear(h.turns)
+	if h.batch != nil {
+		_ = h.batch.Close()
+	}
 }
 
 // Turn returns a turn of a session, or one that this process holds.

@@ -24,7 +24,7 @@ func (x *Repo) Seal(ctx context.Context, sessions []string) (*turnstone.SealRepo
 	rep := &turnstone.SealReport{Sealed: []turnstone.SealedSession{}}
 	cs, err := x.Open(ctx)
 	if err == nil {
-		err = cs.DB.NotShared("sealing a session that is in the store in the clear")
+		err = cs.DB.NotShared("sealing a session", "their files stay in the clear", "see docs/shared.md")
 	}
 	if err != nil {
 		return rep, err

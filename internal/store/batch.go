@@ -6,7 +6,6 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"syscall"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/codec"
@@ -19,7 +18,7 @@ import (
 // them.
 type Batch struct {
 	s      *Store
-	lock   *lock
+	lock   *entry
 	ctx    context.Context // for the background goroutines
 	cancel context.CancelFunc
 	jobs   chan *job     // its length bounds the objects that wait for compression
@@ -58,19 +57,15 @@ type job struct {
 // Begin starts a batch, which prevents Sweep from deleting until the batch is closed. Begin waits
 // for a deleting Sweep until ctx is done.
 func (s *Store) Begin(ctx context.Context) (*Batch, error) {
-	l, err := s.sharedGC(ctx)
+	l, err := s.enter(ctx)
 	if err != nil {
-		return nil, err
-	}
-	// Objects that were known before may have been deleted.
-	if err := s.refresh(ctx); err != nil {
-		l.release()
 		return nil, err
 	}
 	b := &Batch{s: s, lock: l, jobs: make(chan *job, 64), slots: make(chan struct{}, 2),
 		objects: map[id]*pending{}, needs: map[id]bool{}}
 	b.ctx, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	b.idle = sync.NewCond(&b.mu)
+	b.watch()
 	return b, nil
 }
 
@@ -108,7 +103,7 @@ func (b *Batch) has(ctx context.Context, i id) (name id, have bool, err error) {
 	if ok || err != nil {
 		return name, ok, err
 	}
-	ok, err = b.s.has(ctx, target{name, b.s.domainID()})
+	ok, err = b.s.has(ctx, target{name, b.s.domainID()}, b.s.isCondemned)
 	return name, ok, err
 }
 
@@ -328,7 +323,7 @@ func (b *Batch) place(i id, e packEntry, stored []byte) (full *pack) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.open == nil {
-		b.open = newPackIn(&b.s.slabs, b.s.domainID())
+		b.open = b.s.newPack(b.s.domainID())
 	}
 	p := b.objects[i]
 	p.entry = b.open.add(e, stored)
@@ -359,7 +354,7 @@ func (b *Batch) write(ctx context.Context, p *pack) error {
 		p.id = name
 		p.data.Append(table)
 		b.mu.Unlock()
-		err := b.s.blobs.Put(b.ctx, packName(name), p.data.Reader(), p.data.Len())
+		err := b.s.putPack(b.ctx, name, p.data)
 		<-b.slots
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -419,15 +414,22 @@ func (b *Batch) Flush(ctx context.Context) error {
 
 // addPacks adds packs to the index.
 func (s *Store) addPacks(ctx context.Context, packs []*newPack) error {
-	l, err := acquire(ctx, s.dir, lockIndex, syscall.LOCK_EX)
+	l, err := s.locks().Index(ctx)
 	if err != nil {
 		return err
 	}
-	defer l.release()
+	defer l.Release()
+	if kept, err := s.notRemoved(ctx, slices.Clone(packs)); err != nil {
+		return err
+	} else if len(kept) < len(packs) {
+		return turnstone.Errorf("store.index", turnstone.KindUnavailable, s.dir,
+			"another machine has deleted what this one stored before it was away").
+			WithHint("run the turn again")
+	}
 	if err := s.index.add(ctx, packs); !errors.Is(err, errSegment) {
 		return fail("store.index", s.dir, err)
 	}
-	l.release()
+	l.Release()
 	if err := s.repair(ctx); err != nil { // repair also adopts the packs
 		return err
 	}
@@ -476,7 +478,7 @@ func (b *Batch) Close() error {
 		}
 		break
 	}
-	b.lock.release()
+	b.lock.Release()
 	return nil
 }
 

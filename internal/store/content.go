@@ -9,6 +9,7 @@ import (
 	"io"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/announced"
 )
 
 // An Alternate has contents in another place, such as a template's image, that the store therefore
@@ -32,13 +33,13 @@ const maxContent = (MaxObject - 8) / listEntrySize * minChunk
 func (b *Batch) PutContent(ctx context.Context, r io.Reader, size int64) (turnstone.Content,
 	error) {
 	if size < 0 || size > maxContent {
-		return turnstone.Content{}, wrongSize(fmt.Sprintf("a content cannot have %d bytes", size))
+		return turnstone.Content{}, announced.Wrong(fmt.Sprintf("a content cannot have %d bytes", size))
 	}
 	if size > smallContent {
 		return b.putLarge(ctx, r, size)
 	}
 	buf := b.s.bufs.Get(int(size))
-	if err := readExactly(r, buf.B); err != nil {
+	if err := announced.ReadExactly(r, buf.B); err != nil {
 		buf.Release()
 		return turnstone.Content{}, err
 	}
@@ -61,32 +62,6 @@ func (b *Batch) PutContent(ctx context.Context, r io.Reader, size int64) (turnst
 	}
 	b.need(name)
 	return c, nil
-}
-
-func wrongSize(text string) error {
-	return turnstone.NewError("store.put", turnstone.KindInvalid, "", errors.New(text))
-}
-
-// readExactly fills p from r, which must end there.
-func readExactly(r io.Reader, p []byte) error {
-	if n, err := io.ReadFull(r, p); errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return wrongSize(fmt.Sprintf("the content has %d bytes and %d were announced", n, len(p)))
-	} else if err != nil {
-		return fail("store.put", "", err)
-	}
-	return atEnd(r)
-}
-
-// atEnd verifies that r is at its end.
-func atEnd(r io.Reader) error {
-	var more [1]byte
-	switch _, err := io.ReadFull(r, more[:]); {
-	case err == nil:
-		return wrongSize("the content is longer than announced")
-	case !errors.Is(err, io.EOF):
-		return fail("store.put", "", err)
-	}
-	return nil
 }
 
 // elsewhere returns the alternate that has d.
@@ -258,7 +233,9 @@ func openAlternate(ctx context.Context, a Alternate, c turnstone.Content, want i
 	if err != nil {
 		return nil, err
 	}
-	v := &verifying{rc: rc, left: c.Size, want: want, sum: sha256.New()}
+	v := announced.NewCopy(rc, c.Size, want, func(err error) error {
+		return damaged("store.open", string(want.digest()), err)
+	})
 	if c.Size > smallContent {
 		return v, nil
 	}
@@ -275,34 +252,6 @@ func openAlternate(ctx context.Context, a Alternate, c turnstone.Content, want i
 	}
 	return &contentReader{have: b, left: c.Size, want: want}, nil
 }
-
-// verifying verifies a whole content at its end.
-type verifying struct {
-	rc   io.ReadCloser
-	left int64
-	want id
-	sum  hash.Hash
-}
-
-func (v *verifying) Read(p []byte) (int, error) {
-	bad := func(text string) error {
-		return damaged("store.open", string(v.want.digest()), errors.New(text))
-	}
-	n, err := v.rc.Read(p)
-	v.left -= int64(n)
-	_, _ = v.sum.Write(p[:n])
-	switch {
-	case v.left < 0:
-		return 0, bad("the alternate copy is longer than it was")
-	case err == io.EOF && v.left > 0:
-		return 0, bad("the alternate copy is shorter than it was")
-	case err == io.EOF && id(v.sum.Sum(nil)) != v.want:
-		return 0, bad("the alternate copy has changed")
-	}
-	return n, err
-}
-
-func (v *verifying) Close() error { return v.rc.Close() }
 
 // ContentObjects returns the digests of the store's objects that c consists of, the list of chunks
 // first; none if an alternate has c. Missing objects are included.

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"io"
-	"syscall"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/store/blob"
+	"turnstone.dev/turnstone/internal/store/guard"
 	"turnstone.dev/turnstone/internal/store/seal"
 )
 
@@ -23,16 +23,35 @@ func (s *Store) RemoveDomain(ctx context.Context, domain seal.ID) (turnstone.Sto
 	if domain.IsZero() {
 		return sum, turnstone.Errorf(op, turnstone.KindInvalid, "", "no domain is named")
 	}
-	l, err := s.exclusiveGC(ctx)
+	if s.shared == nil {
+		return s.removeDomain(ctx, domain, func([][32]byte) error { return nil })
+	}
+	err := s.shared.Sweep(ctx, func(ctx context.Context, x guard.Sweeping) (err error) {
+		sum, err = s.removeDomain(ctx, domain, func(packs [][32]byte) error {
+			if err := x.Condemn(ctx, packs); err != nil {
+				return err
+			}
+			return x.Removed(ctx, packs) // nobody can use them
+		})
+		return err
+	})
+	return sum, err
+}
+
+// removeDomain is RemoveDomain that calls before with the packs, before it deletes them.
+func (s *Store) removeDomain(ctx context.Context, domain seal.ID,
+	before func(packs [][32]byte) error) (sum turnstone.StoreSwept, err error) {
+	const op = "store.remove"
+	l, err := s.locks().Sweep(ctx)
 	if err != nil {
 		return sum, err
 	}
-	defer l.release()
-	x, err := acquire(ctx, s.dir, lockIndex, syscall.LOCK_EX)
+	defer l.Release()
+	x, err := s.locks().Index(ctx)
 	if err != nil {
 		return sum, err
 	}
-	defer x.release()
+	defer x.Release()
 	// As in a sweep, the index is changed first: what remains after a crash is adopted again.
 	packs, err := s.packsOf(ctx, domain)
 	if err != nil {
@@ -40,6 +59,13 @@ func (s *Store) RemoveDomain(ctx context.Context, domain seal.ID) (turnstone.Sto
 	}
 	if err := s.dropFromIndex(ctx, packs); err != nil {
 		return sum, fail(op, s.dir, err)
+	}
+	var names [][32]byte
+	for p := range packs {
+		names = append(names, p)
+	}
+	if err := before(names); err != nil {
+		return sum, err
 	}
 	for p, info := range packs {
 		if err := s.blobs.Remove(ctx, packName(p)); err != nil {
@@ -124,7 +150,7 @@ func (s *Store) dropFromIndex(ctx context.Context, packs map[id]packInfo) error 
 	}
 	drop := func(p id) bool { _, ok := packs[p]; return ok }
 	var old []*segment
-	bad := s.badObjects()
+	bad := s.bad.All()
 	for _, seg := range v.segs {
 		has := false
 		for _, p := range seg.packs {
@@ -151,7 +177,7 @@ func (s *Store) dropFromIndex(ctx context.Context, packs map[id]packInfo) error 
 			return err
 		}
 	}
-	if err := s.setBad(bad); err != nil {
+	if err := s.bad.Set(bad); err != nil {
 		return err
 	}
 	s.index.removeTmp()

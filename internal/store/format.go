@@ -2,7 +2,6 @@ package store
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -13,7 +12,9 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/announced"
 	"turnstone.dev/turnstone/internal/store/codec"
+	"turnstone.dev/turnstone/internal/store/cut"
 	"turnstone.dev/turnstone/internal/store/seal"
 )
 
@@ -36,10 +37,9 @@ const (
 	MaxObject = codec.MaxObject
 	// smallContent is the largest content stored as a single object.
 	smallContent = 1 << 20
-	// The sizes of chunks. They and the cutter are part of the format: other sizes would give the
-	// same content another list.
-	minChunk, normalChunk, maxChunk = 64 << 10, 256 << 10, 1 << 20
-	listEntrySize                   = 36
+
+	minChunk, maxChunk = cut.Min, cut.Max
+	listEntrySize      = 36
 
 	// packTarget is the size at which a pack is written.
 	packTarget = 32 << 20
@@ -259,18 +259,7 @@ func decodeList(b []byte, size int64) ([]chunk, error) {
 
 // fail returns err as a typed error; a typed error is unchanged.
 func fail(op turnstone.Op, subject string, err error) error {
-	var typed *turnstone.Error
-	if err == nil || errors.As(err, &typed) {
-		return err
-	}
-	kind := turnstone.KindUnavailable
-	switch {
-	case errors.Is(err, context.Canceled):
-		kind = turnstone.KindCanceled
-	case errors.Is(err, context.DeadlineExceeded):
-		kind = turnstone.KindTimeout
-	}
-	return turnstone.NewError(op, kind, subject, err)
+	return announced.Fail(op, subject, err)
 }
 
 // damaged returns an error of kind Integrity.

@@ -32,12 +32,12 @@ type Problem struct {
 // pack, each missing or invalid pack, and faults of the index, which it rebuilds. It calls report
 // from a single goroutine at a time. Putting a damaged object again stores it again.
 func (s *Store) Fsck(ctx context.Context, report func(Problem)) (turnstone.StoreSummary, error) {
-	l, err := s.sharedGC(ctx)
+	l, err := s.enter(ctx)
 	if err != nil {
 		return turnstone.StoreSummary{}, err
 	}
-	defer l.release()
-	c := &checker{s: s, report: report, bad: map[id]bool{}, domains: map[id]seal.ID{}}
+	defer l.Release()
+	c := &checker{s: s, report: report, bad: map[[32]byte]bool{}, domains: map[id]seal.ID{}}
 	if err := c.index(ctx); err != nil {
 		return c.sum, err
 	}
@@ -53,7 +53,7 @@ func (s *Store) Fsck(ctx context.Context, report func(Problem)) (turnstone.Store
 			return c.sum, err
 		}
 	}
-	return c.sum, fail("store.fsck", s.dir, s.setBad(c.bad))
+	return c.sum, fail("store.fsck", s.dir, s.bad.Set(c.bad))
 }
 
 // A checker is the state of an Fsck.
@@ -63,7 +63,7 @@ type checker struct {
 	mu         sync.Mutex
 	report     func(Problem)
 	sum        turnstone.StoreSummary
-	bad        map[id]bool
+	bad        map[[32]byte]bool
 	domains    map[id]seal.ID // of the packs in the index
 	wrongIndex bool
 }
@@ -137,7 +137,9 @@ func (c *checker) packs(ctx context.Context, places map[id][]packEntry) error {
 	found := map[id]bool{}
 	for info, err := range c.s.blobs.List(checking, packPrefix) {
 		p, ok := parsePackName(info.Name)
-		found[p] = ok
+		if found[p] = ok; c.s.isCondemned(p) {
+			continue // it may be deleted at any time
+		}
 		g.Go(func() error {
 			switch {
 			case err != nil:
@@ -153,7 +155,7 @@ func (c *checker) packs(ctx context.Context, places map[id][]packEntry) error {
 		return fail("store.fsck", c.s.dir, err)
 	}
 	for p, entries := range places {
-		if !found[p] {
+		if !found[p] && !c.s.isCondemned(p) {
 			c.missing(ctx, p, entries)
 		}
 	}
@@ -285,12 +287,20 @@ func (r *packScan) frame(header []byte, sorted []packEntry) error {
 	}
 	at := int64(len(header))
 	for _, e := range sorted {
-		if int64(e.off) > at {
+		if int64(e.off) > at && (at != int64(len(header)) || !r.padded(int64(e.off)-at, header)) {
 			return damaged("store.fsck", r.name, errors.New("the pack has bytes of no object"))
 		}
 		at = max(at, int64(e.off)+int64(e.stored))
 	}
 	return nil
+}
+
+// padded reads the n bytes before the first object, and reports whether they are a padding.
+func (r *packScan) padded(n int64, header []byte) bool {
+	pad := make([]byte, min(n, maxPadding))
+	err := r.c.s.packs.ReadAt(r.ctx, r.name, pad, int64(len(header)))
+	r.sum = crc32.Update(r.sum, castagnoli, pad)
+	return err == nil && n < maxPadding && !slices.ContainsFunc(pad, func(b byte) bool { return b != 0 })
 }
 
 // next returns e's stored form, valid until the next call.

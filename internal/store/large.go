@@ -3,16 +3,13 @@ package store
 import (
 	"context"
 	"crypto/sha256"
-	"fmt"
 	"io"
 	"sync"
 
-	chunkers "github.com/PlakarKorp/go-cdc-chunkers"
-	"github.com/PlakarKorp/go-cdc-chunkers/chunkers/jc"
-
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/announced"
+	"turnstone.dev/turnstone/internal/store/cut"
 	"turnstone.dev/turnstone/internal/store/memory"
-	"turnstone.dev/turnstone/internal/store/seal"
 )
 
 // putLarge cuts a content into chunks and hashes the whole content in parallel.
@@ -27,12 +24,12 @@ func (b *Batch) putLarge(ctx context.Context, r io.Reader, size int64) (turnston
 			}
 		}
 	}
-	src := &source{ctx: ctx, r: r, left: size}
-	whole := newHashing()
+	src := announced.NewSource(ctx, r, size)
+	whole := memory.NewHashing()
 	chunks, err := b.putChunks(ctx, src, whole, size)
-	digest := whole.sum()
+	digest := id(whole.Sum())
 	if err == nil {
-		err = src.end()
+		err = src.End()
 	}
 	if err != nil {
 		return turnstone.Content{}, err
@@ -59,12 +56,12 @@ func (b *Batch) hashFirst(ctx context.Context, r io.Reader, again io.Seeker,
 	if err != nil {
 		return turnstone.Content{}, nil // the reader cannot seek after all
 	}
-	src := &source{ctx: ctx, r: r, left: size}
+	src := announced.NewSource(ctx, r, size)
 	h := sha256.New()
 	if _, err := io.CopyBuffer(h, src, make([]byte, 256<<10)); err != nil {
 		return turnstone.Content{}, fail("store.put", "", err)
 	}
-	if err := src.end(); err != nil {
+	if err := src.End(); err != nil {
 		return turnstone.Content{}, err
 	}
 	if i := id(h.Sum(nil)); b.elsewhere(i) {
@@ -74,30 +71,6 @@ func (b *Batch) hashFirst(ctx context.Context, r io.Reader, again io.Seeker,
 	return turnstone.Content{}, fail("store.put", "", err)
 }
 
-// A cutter finds the cuts of a content: jump-based chunking (Jin et al., IEEE TPDS 2023), which
-// examines only a third of the bytes.
-type cutter struct {
-	algorithm jc.JC
-	options   chunkers.ChunkerOpts
-}
-
-// newCutter returns the cutter of a domain; nil: the public one. Each domain has a table of its own,
-// so that the sizes of a content's chunks do not show the content. The library would keep its tables
-// of keys forever.
-func newCutter(domain *seal.Domain) (*cutter, error) {
-	c := &cutter{options: chunkers.ChunkerOpts{MinSize: minChunk,
-		NormalSize: normalChunk, MaxSize: maxChunk}}
-	err := c.algorithm.Setup(&c.options)
-	if err == nil && domain != nil {
-		c.algorithm.G, err = domain.Gear()
-	}
-	return c, err
-}
-
-// next returns the size of the first chunk of p, which has at least maxChunk bytes or is the rest
-// of the content.
-func (c *cutter) next(p []byte) int { return c.algorithm.Algorithm(&c.options, p, len(p)) }
-
 const (
 	arenaSize = 4 << 20 // chunks are cut in place in arenas
 	maxArenas = 4       // per content
@@ -106,22 +79,22 @@ const (
 // A splitter puts the chunks of a content.
 type splitter struct {
 	b      *Batch
-	cut    *cutter
-	whole  *hashing
+	cut    *cut.Cutter
+	whole  *memory.Hashing
 	tokens chan struct{} // one token per arena in use
 	chunks []chunk
 	done   sync.WaitGroup
 }
 
 // putChunks stores the chunks of src.
-func (b *Batch) putChunks(ctx context.Context, src *source, whole *hashing,
+func (b *Batch) putChunks(ctx context.Context, src *announced.Source, whole *memory.Hashing,
 	size int64) ([]chunk, error) {
-	cut, err := newCutter(b.s.domain)
+	cutter, err := cut.New(b.s.domain)
 	if err != nil {
 		return nil, err
 	}
 	// The background sets the chunks' digests: their memory must not move.
-	s := &splitter{b: b, cut: cut, whole: whole, tokens: make(chan struct{}, maxArenas),
+	s := &splitter{b: b, cut: cutter, whole: whole, tokens: make(chan struct{}, maxArenas),
 		chunks: make([]chunk, 0, size/minChunk+1)}
 	err = s.split(ctx, src)
 	if werr := s.wait(); err == nil {
@@ -131,7 +104,7 @@ func (b *Batch) putChunks(ctx context.Context, src *source, whole *hashing,
 }
 
 // split reads src into arenas and puts the chunks. src keeps its error.
-func (s *splitter) split(ctx context.Context, src *source) error {
+func (s *splitter) split(ctx context.Context, src *announced.Source) error {
 	var rest []byte // the beginning of a chunk that continues in the next arena
 	var last *memory.Buffer
 	defer func() {
@@ -150,12 +123,12 @@ func (s *splitter) split(ctx context.Context, src *source) error {
 		}
 		last = arena
 		m, err := io.ReadFull(src, arena.B[n:])
-		if src.err != nil {
+		if src.Err != nil {
 			return nil
 		}
 		end = err != nil
 		for rest = arena.B[:n+m]; len(rest) >= maxChunk || end && len(rest) > 0; {
-			k := s.cut.next(rest)
+			k := s.cut.Next(rest)
 			if err := s.put(ctx, arena, rest[:k]); err != nil {
 				return err
 			}
@@ -169,7 +142,7 @@ func (s *splitter) split(ctx context.Context, src *source) error {
 func (s *splitter) put(ctx context.Context, arena *memory.Buffer, p []byte) error {
 	s.chunks = append(s.chunks, chunk{size: uint32(len(p))})
 	buf := arena.Part(p)
-	s.whole.add(buf)
+	s.whole.Add(buf)
 	s.done.Add(1)
 	err := s.b.add(ctx, &job{buf: buf, chunk: &s.chunks[len(s.chunks)-1].id, done: &s.done})
 	if err != nil {
@@ -206,68 +179,4 @@ func (s *splitter) wait() error {
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
 	return s.b.state()
-}
-
-// A source reads the announced number of bytes and remembers its error.
-type source struct {
-	ctx  context.Context
-	r    io.Reader
-	left int64
-	err  error // other than io.EOF
-}
-
-func (s *source) Read(p []byte) (int, error) {
-	if s.left == 0 {
-		return 0, io.EOF
-	}
-	if s.err = s.ctx.Err(); s.err != nil {
-		return 0, s.err
-	}
-	n, err := s.r.Read(p[:min(int64(len(p)), s.left)])
-	s.left -= int64(n)
-	if err != nil && err != io.EOF {
-		s.err = err
-	}
-	return n, err
-}
-
-// end verifies that all announced bytes were read and no more follow.
-func (s *source) end() error {
-	if s.err != nil {
-		return fail("store.put", "", s.err)
-	}
-	if s.left > 0 {
-		return wrongSize(fmt.Sprintf("the content is %d bytes shorter than announced", s.left))
-	}
-	return atEnd(s.r)
-}
-
-// hashing hashes a content in a separate goroutine.
-type hashing struct {
-	in  chan *memory.Buffer
-	out chan id
-}
-
-func newHashing() *hashing {
-	h := &hashing{in: make(chan *memory.Buffer, 16), out: make(chan id, 1)}
-	go func() {
-		sum := sha256.New()
-		for buf := range h.in {
-			_, _ = sum.Write(buf.B) // documented never to fail
-			buf.Release()
-		}
-		h.out <- id(sum.Sum(nil))
-	}()
-	return h
-}
-
-func (h *hashing) add(b *memory.Buffer) {
-	b.Retain()
-	h.in <- b
-}
-
-// sum ends the hashing and returns the digest.
-func (h *hashing) sum() id {
-	close(h.in)
-	return <-h.out
 }

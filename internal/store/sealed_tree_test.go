@@ -2,7 +2,6 @@ package store_test
 
 import (
 	"bytes"
-	"path/filepath"
 	"testing"
 
 	"turnstone.dev/turnstone"
@@ -40,69 +39,6 @@ func TestReadFromOthers(t *testing.T) {
 	b.Erase()
 	_, err = v.Get(t.Context(), turnstone.DigestBytes(objects[1]))
 	wantErr(t, err, turnstone.KindUnavailable)
-}
-
-// TestCopyWithoutKeys copies what batches of all views need to another store, without keys: all of
-// it is there for who has the keys, each domain in packs of its own, and a second copy does nothing.
-func TestCopyWithoutKeys(t *testing.T) {
-	from, to := open(t, t.TempDir()), open(t, t.TempDir())
-	domains := []*seal.Domain{nil, domainOf(t, 1), domainOf(t, 2)}
-	var names []turnstone.Digest
-	var contents [][]turnstone.Content
-	public := 0
-	objects := [][]byte{text(500, 1), noise(40_000, 2), {}}
-	for _, d := range domains {
-		needs, c := fill(t, from.in(d), objects, samples())
-		names, contents = append(names, needs...), append(contents, c)
-		if d == nil {
-			public = len(names)
-		}
-		fill(t, from.in(d), [][]byte{[]byte("not copied")}, nil)
-	}
-	names = append(names, names[:5]...)
-	n, err := to.CopyFrom(t.Context(), from.Store, names)
-	check(t, err)
-	if n != len(names)-5 {
-		t.Errorf("%d objects were copied, want %d", n, len(names)-5)
-	}
-	for i, d := range domains {
-		for _, s := range []*fixture{to.in(d), open(t, filepath.Dir(to.dir)).in(d)} {
-			for _, o := range objects {
-				wantObject(t, s, o)
-			}
-			for k, c := range contents[i] {
-				wantContent(t, s, c, samples()[k])
-			}
-			_, err := s.Get(t.Context(), turnstone.DigestBytes([]byte("not copied")))
-			wantErr(t, err, turnstone.KindNotFound)
-			fsckClean(t, s)
-		}
-	}
-	for _, d := range domains[1:] {
-		if _, err := to.RemoveDomain(t.Context(), d.ID()); err != nil {
-			t.Error(err)
-		}
-	}
-	wantObject(t, to, objects[0])
-	before, err := to.Usage(t.Context())
-	check(t, err)
-	n, err = to.CopyFrom(t.Context(), from.In(domains[1]), names[:public])
-	if u, uerr := to.Usage(t.Context()); err != nil || n != 0 || u != before || uerr != nil {
-		t.Errorf("the public objects are copied again: %d, %v", n, err)
-	}
-	for name, want := range map[turnstone.Digest]turnstone.Kind{
-		turnstone.DigestBytes([]byte("unknown")): turnstone.KindNotFound,
-		"sha256:nonsense":                        turnstone.KindInvalid,
-	} {
-		_, err = to.CopyFrom(t.Context(), from.Store, []turnstone.Digest{name})
-		wantErr(t, err, want)
-	}
-	for _, p := range files(t, from.bl, "packs/*") {
-		damage(t, p, func(b []byte) []byte { b[40] ^= 1; return b })
-	}
-	_, err = to.CopyFrom(t.Context(), from.Store, names)
-	wantErr(t, err, turnstone.KindIntegrity)
-	fsckClean(t, to)
 }
 
 // treeOf returns a tree with a file of several chunks, which has the given names.

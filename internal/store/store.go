@@ -14,12 +14,13 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"syscall"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/store/badlist"
 	"turnstone.dev/turnstone/internal/store/blob"
 	"turnstone.dev/turnstone/internal/store/blob/windows"
 	"turnstone.dev/turnstone/internal/store/codec"
+	"turnstone.dev/turnstone/internal/store/guard"
 	"turnstone.dev/turnstone/internal/store/memory"
 	"turnstone.dev/turnstone/internal/store/seal"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -30,6 +31,8 @@ type Options struct {
 	// Fault, if set, is called before every write, fsync, rename and removal in the store's
 	// directory; its error replaces the operation. Tests end the process in it.
 	Fault func(op string) error
+	// Shared is not only for tests: other machines have the same blobs. nil: none has.
+	Shared guard.Shared
 }
 
 // A Store stores objects. It is a view of the objects in a directory: see In. Its methods are safe
@@ -42,19 +45,24 @@ type Store struct {
 
 // A core is what the views of a store share.
 type core struct {
-	dir   string
-	blobs blob.Store
-	packs *windows.Reader
-	index index
-	codec *codec.Codec
-	slabs memory.SlabPool
-	bufs  memory.Pool
-	cores int
+	dir    string
+	blobs  blob.Store
+	shared guard.Shared // nil: the blobs are this machine's
+	packs  *windows.Reader
+	index  index
+	codec  *codec.Codec
+	slabs  memory.SlabPool
+	bufs   memory.Pool
+	cores  int
+
+	// Objects found damaged or missing count as absent when they are put again: the store heals through
+	// normal writes.
+	bad badlist.List
 
 	mu         sync.RWMutex
 	alternates []Alternate
-	bad        map[id]bool // see damage.go
-	badRead    bool
+	learning   sync.Mutex  // held by learn
+	condemned  map[id]bool // packs that are about to be deleted: their objects are not stored
 }
 
 var (
@@ -77,8 +85,9 @@ func Open(ctx context.Context, dir string, blobs blob.Store, opts Options) (*Sto
 			WithHint("use a folder that you can write")
 	}
 	s := &Store{core: &core{dir: dir, index: index{dir: segments, fault: opts.Fault},
-		blobs: blobs, packs: windows.New(blobs), cores: runtime.GOMAXPROCS(0)}}
+		blobs: blobs, shared: opts.Shared, packs: windows.New(blobs), cores: runtime.GOMAXPROCS(0)}}
 	s.codec = codec.New(s.cores)
+	s.bad.Path, s.bad.Fault = filepath.Join(dir, "damaged"), opts.Fault
 	return s, nil
 }
 
@@ -164,7 +173,7 @@ func (s *Store) getTarget(ctx context.Context, t target, i id) (b []byte, ok boo
 			if b, err := s.readElsewhere(ctx, p, i); err == nil {
 				return b, true, nil
 			}
-			s.markBad(t.id)
+			s.bad.Mark(t.id)
 		}
 		lastErr = err
 	}
@@ -195,18 +204,21 @@ func (s *Store) known(ctx context.Context, i id) (bool, error) {
 		return false, err
 	}
 	for _, t := range targets {
-		if ok, err := s.has(ctx, t); ok || err != nil {
+		if ok, err := s.has(ctx, t, nil); ok || err != nil {
 			return ok, err
 		}
 	}
 	return false, nil
 }
 
-// has reports whether the index has an undamaged object at the target.
-func (s *Store) has(ctx context.Context, t target) (bool, error) {
+// has reports whether the index has an undamaged object at the target, in a pack other than those
+// in without.
+func (s *Store) has(ctx context.Context, t target, without func(pack id) bool) (bool, error) {
 	places, err := s.find(ctx, t.id)
-	ok := slices.ContainsFunc(places, func(p place) bool { return p.domain == t.domain })
-	return ok && !s.isBad(t.id), err
+	ok := slices.ContainsFunc(places, func(p place) bool {
+		return p.domain == t.domain && (without == nil || !without(p.pack))
+	})
+	return ok && !s.bad.Has(t.id), err
 }
 
 // Has reports whether the object d exists, without reading it.
@@ -297,11 +309,11 @@ func (s *Store) adoptLate(ctx context.Context) error {
 
 // locked calls f with the lock of the index.
 func (s *Store) locked(ctx context.Context, f func(context.Context) error) error {
-	l, err := acquire(ctx, s.dir, lockIndex, syscall.LOCK_EX)
+	l, err := s.locks().Index(ctx)
 	if err != nil {
 		return err
 	}
-	defer l.release()
+	defer l.Release()
 	return f(ctx)
 }
 
@@ -331,8 +343,8 @@ func (s *Store) adoptLocked(ctx context.Context) error {
 		}
 		found = append(found, t)
 	}
-	if len(found) == 0 {
-		return nil
+	if found, err = s.notRemoved(ctx, found); err != nil || len(found) == 0 {
+		return err
 	}
 	return fail("store.index", s.dir, s.index.add(ctx, found))
 }

@@ -5,8 +5,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
-	"syscall"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/store/seal"
@@ -56,14 +56,20 @@ func (s *Store) sweep(ctx context.Context, mark Mark, all bool) (turnstone.Store
 		w.keep[i] = true
 		return true
 	}
+	if s.shared != nil {
+		err := w.sweepShared(ctx, func(ctx context.Context) error {
+			return errors.Join(mark(ctx, keep), malformed)
+		})
+		return w.swept, fail("store.sweep", s.dir, err)
+	}
 	if err := mark(ctx, keep); err != nil {
 		return turnstone.StoreSwept{}, err
 	}
-	l, err := s.exclusiveGC(ctx)
+	l, err := s.locks().Sweep(ctx)
 	if err != nil {
 		return turnstone.StoreSwept{}, err
 	}
-	defer l.release()
+	defer l.Release()
 	if err := mark(ctx, keep); err != nil {
 		return turnstone.StoreSwept{}, err
 	}
@@ -71,11 +77,11 @@ func (s *Store) sweep(ctx context.Context, mark Mark, all bool) (turnstone.Store
 		return turnstone.StoreSwept{}, malformed
 	}
 	// No process may adopt the packs that are being removed.
-	x, err := acquire(ctx, s.dir, lockIndex, syscall.LOCK_EX)
+	x, err := s.locks().Index(ctx)
 	if err != nil {
 		return turnstone.StoreSwept{}, err
 	}
-	defer x.release()
+	defer x.Release()
 	err = w.run(ctx)
 	return w.swept, fail("store.sweep", s.dir, err)
 }
@@ -92,6 +98,10 @@ type sweep struct {
 	made   []*newPack
 	copied map[id]bool
 	moved  map[id]bool // the packs that are copied from
+
+	// of a shared store
+	left map[id]bool     // the condemned packs
+	may  map[id]packInfo // those that may be condemned
 }
 
 // A packUse counts the needed parts of a pack.
@@ -146,7 +156,7 @@ func (w *sweep) uses(ctx context.Context) (map[id]*packUse, error) {
 	if len(v.broken) > 0 {
 		return nil, segErr(v.broken[0], errors.New("the index is not readable"))
 	}
-	w.old, w.swept = v.segs, turnstone.StoreSwept{}
+	w.old, w.swept.Kept = v.segs, 0
 	uses := map[id]*packUse{}
 	for p, info := range v.packs() {
 		uses[p] = &packUse{packInfo: info}
@@ -159,6 +169,9 @@ func (w *sweep) uses(ctx context.Context) (map[id]*packUse, error) {
 		use, needed := uses[p.pack], w.keep[p.id]
 		if needed {
 			use.live = append(use.live, p.packEntry)
+		}
+		if w.left[p.pack] { // no copy in it counts
+			continue
 		}
 		if needed && (w.swept.Kept == 0 || p.id != last) {
 			w.swept.Kept++
@@ -190,15 +203,18 @@ func (w *sweep) choose(uses map[id]*packUse) []*packUse {
 	}
 	// In a fixed order, so that sweeping the same store has the same result; one domain after
 	// another, because a pack has objects of one domain.
-	slices.SortFunc(all, func(a, b *packUse) int {
-		return cmp.Or(bytes.Compare(a.domain[:], b.domain[:]), bytes.Compare(a.id[:], b.id[:]))
-	})
+	slices.SortFunc(all, comparePacks)
 	return all
+}
+
+func comparePacks(a, b *packUse) int {
+	return cmp.Or(bytes.Compare(a.domain[:], b.domain[:]), bytes.Compare(a.id[:], b.id[:]))
 }
 
 // rewrite copies the needed objects of the packs to new packs, and returns the packs to remove.
 func (w *sweep) rewrite(ctx context.Context, packs []*packUse) (map[id]*packUse, error) {
 	w.copied, w.moved = map[id]bool{}, map[id]bool{}
+	maps.Copy(w.moved, w.left)
 	for _, use := range packs {
 		w.moved[use.id] = true
 	}
@@ -271,6 +287,20 @@ func (w *sweep) stays(ctx context.Context, i id) bool {
 	return false
 }
 
+// append adds an object to the open pack of its domain.
+func (w *sweep) append(ctx context.Context, e packEntry, domain seal.ID, stored []byte) error {
+	if w.open != nil && (w.open.domain != domain || w.open.data.Len() >= packTarget) {
+		if err := w.flush(ctx); err != nil {
+			return err
+		}
+	}
+	if w.open == nil {
+		w.open = w.s.newPack(domain)
+	}
+	w.open.add(e, stored)
+	return nil
+}
+
 // flush makes the open pack durable.
 func (w *sweep) flush(ctx context.Context) error {
 	p := w.open
@@ -282,7 +312,7 @@ func (w *sweep) flush(ctx context.Context) error {
 	table, name := p.table()
 	p.id = name
 	p.data.Append(table)
-	if err := w.s.blobs.Put(ctx, packName(name), p.data.Reader(), p.data.Len()); err != nil {
+	if err := w.s.putPack(ctx, name, p.data); err != nil {
 		return err
 	}
 	w.made = append(w.made, p.indexed())

@@ -216,7 +216,7 @@ func (s *Store) HasName(ctx context.Context, name turnstone.Digest) (bool, error
 	}
 	for try := 0; ; try++ {
 		places, err := s.find(ctx, i)
-		if ok := len(places) > 0 && !s.isBad(i); ok || err != nil || try == 1 {
+		if ok := len(places) > 0 && !s.bad.Has(i); ok || err != nil || try == 1 {
 			return ok && err == nil, err
 		}
 		if err := s.refresh(ctx); err != nil {

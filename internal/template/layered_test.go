@@ -461,7 +461,7 @@ func TestKept(t *testing.T) {
 	if err := s.Drop(t.Context(), old.Digest); err != nil || exists(s.imageDir(old.Digest)) {
 		t.Error(err)
 	}
-	if layers := s.BuiltLayers(); len(layers) != 1 || layers[0] != now.Layers[0] {
+	if layers, err := s.BuiltLayers(); err != nil || len(layers) != 1 || layers[0] != now.Layers[0] {
 		t.Errorf("%+v", layers)
 	}
 }

@@ -4,7 +4,9 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -108,11 +110,11 @@ func readManifest(path string) (*manifest, error) {
 }
 
 // BuiltLayers returns the layers of all built templates, including those whose spec has changed or
-// was removed. Layers with an unreadable manifest are built again on demand.
-func (s *Store) BuiltLayers() []turnstone.TemplateLayer {
+// was removed. Layers with an invalid manifest are built again on demand.
+func (s *Store) BuiltLayers() ([]turnstone.TemplateLayer, error) {
 	entries, err := os.ReadDir(s.dir)
-	if err != nil {
-		return nil
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
 	}
 	var all []turnstone.TemplateLayer
 	for _, e := range entries {
@@ -120,11 +122,16 @@ func (s *Store) BuiltLayers() []turnstone.TemplateLayer {
 		if err != nil {
 			continue
 		}
-		if m, err := s.manifest(digest); err == nil && m.Layer != nil {
+		m, err := s.manifest(digest)
+		var failed *fs.PathError
+		switch {
+		case errors.As(err, &failed) && !errors.Is(err, fs.ErrNotExist):
+			return nil, err
+		case err == nil && m.Layer != nil:
 			all = append(all, *m.Layer)
 		}
 	}
-	return all
+	return all, nil
 }
 
 // putOver puts the layer t on its base.

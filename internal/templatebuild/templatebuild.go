@@ -27,6 +27,8 @@ import (
 type Builder struct {
 	// Store returns the store that keeps the files of layers.
 	Store func(ctx context.Context) (*store.Store, error)
+	// Holds reports whether that store has the tree of a layer, and keeps it there.
+	Holds func(ctx context.Context, l turnstone.TemplateLayer) (bool, error)
 	// Start starts a sandbox on req.Base with access to req.Port and the hosts in req.Allow, and
 	// returns the bounds for reads from it.
 	Start func(ctx context.Context, req template.LayerRequest) (
@@ -62,11 +64,7 @@ func Ensure(ctx context.Context, x *repo.Repo, ts *template.Store, name string,
 
 // Has implements template.LayerBuilder.
 func (b Builder) Has(ctx context.Context, l turnstone.TemplateLayer) (bool, error) {
-	s, err := b.Store(ctx)
-	if err != nil {
-		return false, err
-	}
-	return s.Has(ctx, l.Tree.Root)
+	return b.Holds(ctx, l)
 }
 
 // Build implements template.LayerBuilder.
@@ -200,8 +198,12 @@ func (b Builder) keep(ctx context.Context, w *layerWork, bounds collect.Bounds,
 	if err := batch.Flush(ctx); err != nil {
 		return err
 	}
-	return commit(turnstone.TemplateLayer{Tree: ref, Bytes: stats.Bytes,
-		Files: stats.Added + stats.Changed + stats.Removed})
+	l := turnstone.TemplateLayer{Tree: ref, Bytes: stats.Bytes,
+		Files: stats.Added + stats.Changed + stats.Removed}
+	if _, err := b.Holds(ctx, l); err != nil { // from now on
+		return err
+	}
+	return commit(l)
 }
 
 // A tail keeps the end of its input.

@@ -35,7 +35,7 @@ func Open(ctx context.Context, dir *statedir.Dir, where string,
 		}
 		return s, dir.Path("store"), nil
 	}
-	id, err := storeID(dir)
+	id, err := ID(dir)
 	if err != nil {
 		return nil, "", err
 	}
@@ -140,8 +140,8 @@ func claimed(ctx context.Context, at blob.Store, id string) (other string, mine 
 	return other, mine, nil
 }
 
-// storeID returns the name of dir in places that others can reach. The first call creates it.
-func storeID(dir *statedir.Dir) (string, error) {
+// ID returns the name of dir in places that others can reach. The first call creates it.
+func ID(dir *statedir.Dir) (string, error) {
 	path := dir.Path("store-id")
 	failed := func(err error) error {
 		return turnstone.NewError("executor.claim", turnstone.KindUnavailable, path, err).

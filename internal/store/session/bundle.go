@@ -134,6 +134,9 @@ func (db *DB) Import(ctx context.Context, g *turnstone.Graph, h ImportHistory) (
 			return err
 		}
 		fresh = true
+		if err := db.announces(ctx, tx); err != nil {
+			return err
+		}
 		if err := importHeads(ctx, tx, g.Session.ID, h); err != nil {
 			return err
 		}

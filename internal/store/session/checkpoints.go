@@ -47,6 +47,9 @@ func (db *DB) SetCheckpoint(ctx context.Context, c Checkpoint) error {
 		if err := db.permitted(ctx, tx, t.ID); err != nil {
 			return err
 		}
+		if err := db.announces(ctx, tx); err != nil {
+			return err
+		}
 		if err := insertNeeds(ctx, tx, t.Session, t.ID, c.Needs); err != nil {
 			return err
 		}

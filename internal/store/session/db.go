@@ -9,6 +9,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/lease"
+	"turnstone.dev/turnstone/internal/store/sweeps"
 )
 
 // A DB is the database of sessions. Its methods are safe for concurrent use, also by several
@@ -18,7 +19,8 @@ type DB struct {
 	sql    *pool
 	name   string // for messages: a path, or a URL
 	leases lease.Leases
-	rows   *lease.Rows // leases, if they are rows; otherwise nil
+	rows   *lease.Rows    // leases, if they are rows; otherwise nil
+	sweeps *sweeps.Sweeps // of all machines; nil: the objects are on this machine alone
 	now    func() time.Time
 
 	mu       sync.Mutex

@@ -75,6 +75,9 @@ func homes(ctx context.Context, q querier, clause string, args ...any) ([]Home, 
 func (db *DB) AddHome(ctx context.Context, name string, tree turnstone.TreeRef,
 	bytes int64) error {
 	return db.write(ctx, func(tx *txn) error {
+		if err := db.announces(ctx, tx); err != nil {
+			return err
+		}
 		u := &HomeUse{Owner: Owner(ctx), Name: name, Ended: tree, Bytes: bytes, New: true}
 		return db.setHome(ctx, tx, u)
 	})

@@ -10,6 +10,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/lease"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/store/sweeps"
 )
 
 // A turn's lease has the turn's ID as its name. A turn that is stored as running and whose lease is
@@ -64,6 +65,39 @@ func (db *DB) permitted(ctx context.Context, tx *txn, id turnstone.TurnID) error
 		return nil
 	}
 	return tx.fault("lease", string(id), l.Check(ctx, tx))
+}
+
+// announces returns an error of kind Unavailable, in the transaction that first names objects of a batch,
+// if a sweep of another machine does not wait for the batches of this process any longer.
+func (db *DB) announces(ctx context.Context, tx *txn) error {
+	if db.sweeps == nil {
+		return nil
+	}
+	return tx.fault("announce", db.name, db.sweeps.Check(ctx, tx.Tx))
+}
+
+// Sweeps returns what keeps the batches and sweeps of all machines apart; nil: this database is on one
+// machine.
+func (db *DB) Sweeps() *sweeps.Sweeps { return db.sweeps }
+
+// Pin keeps a tree that a machine needs, and that the batches that are open have found, from deletion by
+// all machines.
+func (db *DB) Pin(ctx context.Context, machine string, tree turnstone.TreeRef) error {
+	return db.write(ctx, func(tx *txn) error {
+		err := db.announces(ctx, tx)
+		if err == nil {
+			err = db.sweeps.Pin(ctx, tx.Tx, machine, tree)
+		}
+		return tx.fault("pin", string(tree.Root), err)
+	})
+}
+
+// Pins returns the trees that machines have pinned; none on one machine.
+func (db *DB) Pins(ctx context.Context) ([]turnstone.TreeRef, error) {
+	if db.sweeps == nil {
+		return nil, nil
+	}
+	return db.sweeps.Pins(ctx)
 }
 
 // Running returns a context for the work of a turn that this process has started: it is canceled, with

@@ -13,6 +13,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/lease"
 	"turnstone.dev/turnstone/internal/pg"
+	"turnstone.dev/turnstone/internal/store/sweeps"
 )
 
 // postgresMigrations are those of a schema with sessions. A released migration is never changed.
@@ -32,6 +33,10 @@ func OpenShared(ctx context.Context, url, schema string, life time.Duration) (*D
 	db := newDB(d, q, pg.Name(url))
 	db.now = d.clock.now
 	if db.rows, err = d.prepare(ctx, q, life); err != nil {
+		return nil, errors.Join(err, q.Close())
+	}
+	if db.sweeps, err = sweeps.Open(ctx, q, db.rows); err != nil {
+		db.rows.Close()
 		return nil, errors.Join(err, q.Close())
 	}
 	d.free = db.rows.Free("turns.id")
@@ -173,14 +178,11 @@ func WrongStore(db *DB, store, where string) error {
 func (db *DB) Shared() bool { return db.rows != nil }
 
 // NotShared returns an error of kind Unavailable if other machines use the database too: what is an
-// operation that looks at this machine's turns only, and would delete data that others are about to
-// need.
-func (db *DB) NotShared(what string) error {
+// operation that sees this machine's files only.
+func (db *DB) NotShared(what, why, hint string) error {
 	if !db.Shared() {
 		return nil
 	}
 	return turnstone.Errorf("session.shared", turnstone.KindUnavailable, what,
-		"does not work with a database that other machines use too: it would delete what they are "+
-			"about to store").
-		WithHint("nothing is deleted from the bucket while TURN_DATABASE is in use")
+		"does not work with a database that other machines use too: %s", why).WithHint(hint)
 }

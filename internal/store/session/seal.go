@@ -272,6 +272,9 @@ func (db *DB) MoveTo(ctx context.Context, id turnstone.SessionID, d turnstone.Do
 		stored[t.ID] = sealed
 	}
 	return db.write(ctx, func(tx *txn) error {
+		if err := db.announces(ctx, tx); err != nil {
+			return err
+		}
 		now, err := turns(ctx, tx, "WHERE session = ?", id)
 		if err != nil {
 			return err

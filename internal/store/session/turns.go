@@ -229,6 +229,11 @@ func (db *DB) finish(ctx context.Context, f Finish, again *string) (onBranch str
 		if err := db.permitted(ctx, tx, t.ID); err != nil {
 			return err
 		}
+		if f.Record != "" || f.Home != nil {
+			if err := db.announces(ctx, tx); err != nil {
+				return err
+			}
+		}
 		_, err = tx.ExecContext(ctx, "UPDATE turns SET statement = ?, envelope = ? WHERE id = ?",
 			f.Statement, f.Envelope, t.ID)
 		if err != nil {
@@ -283,6 +288,9 @@ func (db *DB) ended(ctx context.Context, tx *txn, op turnstone.Op, id turnstone.
 func (db *DB) SetEnvelope(ctx context.Context, id turnstone.TurnID,
 	from, to turnstone.Digest, needs []turnstone.Digest) error {
 	return db.write(ctx, func(tx *txn) error {
+		if err := db.announces(ctx, tx); err != nil {
+			return err
+		}
 		res, err := tx.ExecContext(ctx,
 			"UPDATE turns SET envelope = ? WHERE id = ? AND envelope = ?", to, id, from)
 		if err != nil {

@@ -259,10 +259,15 @@ func (x *Index) each(fn func(b []byte) error) error {
 	return nil
 }
 
+// A part is a Writer that may have the root of a tree and not all below it.
+type part interface{ Complete() bool }
+
 // Put puts the tree's objects into w, unless w has the root's, and returns the tree.
 func (x *Index) Put(ctx context.Context, w tree.Writer) (turnstone.TreeRef, error) {
 	ref := x.ref()
-	if _, err := w.Get(ctx, ref.Root); err == nil {
+	if p, ok := w.(part); ok && !p.Complete() {
+		// each is put, or found
+	} else if _, err := w.Get(ctx, ref.Root); err == nil {
 		return ref, nil
 	} else if turnstone.KindOf(err) != turnstone.KindNotFound {
 		return turnstone.TreeRef{}, err

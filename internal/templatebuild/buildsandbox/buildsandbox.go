@@ -10,6 +10,7 @@ import (
 	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/provision"
+	"turnstone.dev/turnstone/internal/repo/pins"
 	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/internal/sandbox/collect"
 	"turnstone.dev/turnstone/internal/store"
@@ -31,6 +32,9 @@ func Builder(h *host.Host) template.LayerBuilder {
 				return nil, err
 			}
 			return cs.Store, nil
+		},
+		Holds: func(ctx context.Context, l turnstone.TemplateLayer) (bool, error) {
+			return pins.HasLayer(ctx, h.Repo, l)
 		},
 		Tree: func(ctx context.Context, t *turnstone.Template, w tree.Writer) (turnstone.TreeRef,
 			error) {

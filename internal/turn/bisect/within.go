@@ -50,7 +50,10 @@ func (b *bisection) within(ctx context.Context, cs *repo.ContextStore, old turns
 		return nil
 	}
 	b.report.Replay = first
-	p := &pair{bisection: b, cs: cs, old: old, runs: 1, hold: cs.Hold()}
+	p := &pair{bisection: b, cs: cs, old: old, runs: 1}
+	if p.hold, err = cs.Hold(ctx); err != nil {
+		return err
+	}
 	defer p.hold.Release()
 	if p.rec, err = cs.Record(ctx, old); err != nil {
 		return err

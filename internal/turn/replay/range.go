@@ -79,7 +79,10 @@ func Range(ctx context.Context, r *turn.Runner, cs *repo.ContextStore, q RangeRe
 		all = append(all, p)
 	}
 	rep = &turnstone.RangeReport{Turns: []*turnstone.ReplayReport{}}
-	hold := cs.Hold()
+	hold, err := cs.Hold(ctx)
+	if err != nil {
+		return nil, err
+	}
 	defer hold.Release()
 	of := turn.Repeat{Session: turns[0].Session, Parents: turns[0].Parents, Hold: hold}
 	if q.OnHead {

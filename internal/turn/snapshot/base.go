@@ -45,7 +45,7 @@ func (m *machineBase) put(ctx context.Context, s *store.Store, b *store.Batch,
 	if m == nil {
 		return nil, func() {}, nil
 	}
-	if files, has := m.recall(ctx, s); has {
+	if files, has := m.recall(ctx, s, b); has {
 		return files, func() {}, nil
 	}
 	names, err := m.write(ctx, tmp)
@@ -81,8 +81,8 @@ func (m *machineBase) note(files []turnstone.VMFile) {
 
 // recall returns the files that note has recorded, if the store has all of them. An open batch
 // prevents their deletion.
-func (m *machineBase) recall(ctx context.Context, s *store.Store) (files []turnstone.VMFile,
-	has bool) {
+func (m *machineBase) recall(ctx context.Context, s *store.Store, batch *store.Batch) (
+	files []turnstone.VMFile, has bool) {
 	b, err := os.ReadFile(m.path())
 	if err != nil || json.Unmarshal(b, &files) != nil || len(files) == 0 {
 		return nil, false
@@ -93,7 +93,7 @@ func (m *machineBase) recall(ctx context.Context, s *store.Store) (files []turns
 			return nil, false
 		}
 		for _, d := range objects {
-			if has, err := s.Has(ctx, d); err != nil || !has {
+			if has, err := batch.Stored(ctx, d); err != nil || !has {
 				return nil, false
 			}
 		}
