@@ -224,6 +224,7 @@ Sandbox = TypedDict(
         "templateSize": "str",
         "removed": "bool",
         "used": "Used",
+        "version": "str",
     },
     total=False,
 )
@@ -456,6 +457,7 @@ Snapshot = TypedDict(
         "substrate": "str",
         "size": "str",
         "created": "str",
+        "version": "str",
     },
     total=False,
 )
@@ -1254,6 +1256,7 @@ MESSAGES: dict[str, dict[str, Field]] = {
         "templateSize": Field(21, "uint64", "one", ""),
         "removed": Field(22, "bool", "one", ""),
         "used": Field(23, "message", "one", "turnstone.v1.Used"),
+        "version": Field(24, "string", "one", ""),
     },
     "turnstone.v1.CreateSandboxRequest": {
         "idempotencyKey": Field(1, "string", "one", ""),
@@ -1371,6 +1374,7 @@ MESSAGES: dict[str, dict[str, Field]] = {
         "substrate": Field(4, "string", "one", ""),
         "size": Field(5, "uint64", "one", ""),
         "created": Field(6, "message", "one", "google.protobuf.Timestamp"),
+        "version": Field(7, "string", "one", ""),
     },
     "turnstone.v1.ListSnapshotsRequest": {
         "page": Field(1, "message", "one", "turnstone.v1.Page"),
