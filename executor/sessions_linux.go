@@ -12,6 +12,7 @@ import (
 	"turnstone.dev/turnstone/internal/repo/chain"
 	"turnstone.dev/turnstone/internal/repo/compare"
 	"turnstone.dev/turnstone/internal/repo/copyout"
+	"turnstone.dev/turnstone/internal/templatebuild"
 )
 
 // Sessions lists all sessions, the most recently used first.
@@ -247,7 +248,7 @@ func (x *Executor) Import(ctx context.Context, req ImportRequest,
 // GC deletes unreachable data: see GCRequest. It may run concurrently with turns, imports and other
 // calls of GC.
 func (x *Executor) GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.GCReport, error) {
-	return x.repo.GC(ctx, req)
+	return templatebuild.GC(ctx, x.repo, req)
 }
 
 // Fsck verifies every object of the store, and the data that the turns of all sessions need. It

@@ -25,11 +25,6 @@ func (x *Repo) GC(ctx context.Context, req turnstone.GCRequest) (*turnstone.GCRe
 	if err != nil {
 		return nil, err
 	}
-	if !req.DryRun {
-		if err := cs.unpin(ctx); err != nil {
-			return nil, err
-		}
-	}
 	rule := session.Rule{Now: req.Now, Anonymous: req.KeepAnonymous,
 		Unreachable: req.KeepUnreachable}
 	if req.Now.IsZero() { // what ends from now on has no age: a turn that is found interrupted stays
@@ -166,10 +161,8 @@ func (cs *ContextStore) mark(ctx context.Context, without map[turnstone.TurnID]b
 		return cs.keepContent(ctx, c, keep)
 	}
 	trees, err := cs.DB.Pins(ctx)
-	if err != nil {
-		return 0, err
-	}
-	layers, err := cs.Layers(ctx)
+	layers, failed := cs.Layers(ctx)
+	err = errors.Join(err, failed)
 	for _, l := range layers {
 		trees = append(trees, l.Tree)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/repo/location"
 )
 
 // Layers returns the layers of all built templates, including templates whose spec has changed
@@ -26,29 +25,6 @@ func (cs *ContextStore) Layers(ctx context.Context) ([]turnstone.TemplateLayer, 
 		}
 	}
 	return kept, nil
-}
-
-// unpin removes the pins of layers that this machine no longer has, from a database that other machines
-// use too: nobody pins one meanwhile.
-func (cs *ContextStore) unpin(ctx context.Context) error {
-	if !cs.DB.Shared() {
-		return nil
-	}
-	machine, err := location.ID(cs.dir)
-	if err != nil {
-		return err
-	}
-	return cs.Store.Exclusive(ctx, func() error {
-		layers, err := cs.specs.BuiltLayers()
-		if err != nil {
-			return err
-		}
-		var trees []turnstone.TreeRef
-		for _, l := range layers {
-			trees = append(trees, l.Tree)
-		}
-		return cs.DB.Sweeps().Unpin(ctx, machine, trees)
-	})
 }
 
 // TemplateTree returns the tree of a template. It puts missing directories of the tree into the

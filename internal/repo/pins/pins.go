@@ -10,6 +10,7 @@ import (
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/repo/location"
 	"turnstone.dev/turnstone/internal/store"
+	"turnstone.dev/turnstone/internal/template"
 )
 
 // HasLayer reports whether the store has the tree of a template's layer. If other machines have the
@@ -39,6 +40,29 @@ func HasLayer(ctx context.Context, x *repo.Repo, l turnstone.TemplateLayer) (boo
 		return false, err
 	}
 	return true, cs.DB.Pin(ctx, machine, l.Tree)
+}
+
+// Unpin removes the pins of layers that this machine no longer has: nobody pins one meanwhile.
+func Unpin(ctx context.Context, x *repo.Repo) error {
+	cs, err := x.Open(ctx)
+	if err != nil || !cs.DB.Shared() {
+		return err
+	}
+	machine, err := location.ID(x.Dir)
+	if err != nil {
+		return err
+	}
+	return cs.Store.Exclusive(ctx, func() error {
+		layers, err := template.NewStore(x.Dir.Path("templates")).BuiltLayers()
+		if err != nil {
+			return err
+		}
+		var trees []turnstone.TreeRef
+		for _, l := range layers {
+			trees = append(trees, l.Tree)
+		}
+		return cs.DB.Sweeps().Unpin(ctx, machine, trees)
+	})
 }
 
 // errPart is the end of a traversal that found a part missing.
