@@ -13,7 +13,9 @@ import (
 	"strings"
 	"time"
 
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -42,6 +44,37 @@ func Objects(text []byte) (all []*unstructured.Unstructured, err error) {
 			all = append(all, u)
 		}
 	}
+}
+
+// GrantOperator gives a user the operator's rights in the manifests of a file, and nothing more.
+func (c *Cluster) GrantOperator(ctx context.Context, file, user string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	all, err := Objects(text)
+	if err != nil {
+		return err
+	}
+	cfg, err := c.Config(Admin)
+	if err != nil {
+		return err
+	}
+	admin, err := client.New(cfg, client.Options{})
+	if err != nil {
+		return err
+	}
+	const name = "turnstone-operator"
+	for _, o := range all {
+		if o.GetKind() == "ClusterRole" && o.GetName() == name {
+			if err := admin.Create(ctx, o); err != nil {
+				return err
+			}
+		}
+	}
+	return admin.Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}}})
 }
 
 // InstallCRDs creates the definitions in the files of a folder, and waits until they are served.

@@ -22,7 +22,7 @@ func TestMachineTurns(t *testing.T) {
 		t.Skip("that is TestInside")
 	}
 	if testing.Short() {
-		t.Skip("a machine")
+		t.Skip("it runs sandboxes: make test does")
 	}
 	for _, name := range []string{"turn", "turn-server", "runsc"} {
 		if _, err := os.Stat("../../../bin/" + name); err != nil {

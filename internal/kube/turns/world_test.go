@@ -3,12 +3,10 @@ package turns_test
 import (
 	"context"
 	"log/slog"
-	"os"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -47,26 +45,8 @@ func newWorld(t *testing.T) *world {
 	w.must(err)
 	w.admin, err = client.New(cfg, client.Options{Scheme: w.scheme})
 	w.must(err)
-	w.rights()
+	w.must(w.cluster.GrantOperator(t.Context(), "../../../packaging/kubernetes/turnstone.yaml", "turn-operator"))
 	return w
-}
-
-// rights gives the operator what the manifests do, and nothing more.
-func (w *world) rights() {
-	w.Helper()
-	text, err := os.ReadFile("../../../packaging/kubernetes/turnstone.yaml")
-	w.must(err)
-	all, err := kubetest.Objects(text)
-	w.must(err)
-	const name = "turnstone-operator"
-	for _, o := range all {
-		if o.GetKind() == "ClusterRole" && o.GetName() == name {
-			w.must(w.admin.Create(w.Context(), o))
-		}
-	}
-	w.must(w.admin.Create(w.Context(), &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name},
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
-		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "turn-operator"}}}))
 }
 
 func (w *world) must(err error) {
