@@ -61,6 +61,7 @@ type Client struct {
 	branch string
 
 	mu      sync.Mutex
+	named   bool // the caller has named the session, or an image: its template may not be the default
 	session string
 	open    map[turnstone.SandboxID]*Sandbox
 	closed  bool
@@ -90,7 +91,7 @@ func New(ctx context.Context, o Options) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{server: server, boxes: server.AllSandboxes(), branch: o.Branch,
-		session: first(o.Session, o.ContextID), open: map[turnstone.SandboxID]*Sandbox{}}
+		named: o.Session != "" || o.ContextID != "", session: first(o.Session, o.ContextID), open: map[turnstone.SandboxID]*Sandbox{}}
 	if err := c.openHost(find); err != nil {
 		return nil, errors.Join(err, server.Close())
 	}

@@ -33,6 +33,9 @@ type SandboxOptions struct {
 	Allow   []string // addresses and names that its network reaches; docs/network.md
 	Deny    []string
 	Live    bool // on a substrate whose sandboxes can be paused and forked
+	// Progress gets a line when the sandbox waits for the build of its template; nil: slog's default
+	// logger gets it.
+	Progress func(line string)
 }
 
 // defaultTTL is the time of a sandbox whose caller names none.
@@ -70,7 +73,9 @@ func (c *Client) Sandbox(ctx context.Context, o SandboxOptions) (*Sandbox, error
 	if len(o.Allow)+len(o.Deny) > 0 {
 		spec.Network = &turnstone.NetworkSpec{Allow: o.Allow, Deny: o.Deny}
 	}
+	done := sayIfBuilt(ctx, c.server.Templates, c.waitsFor(o), o.Progress)
 	i, err := c.boxes.Create(ctx, spec, nil)
+	done()
 	if err != nil {
 		return nil, err
 	}

@@ -313,6 +313,55 @@ def test_nothing_is_started_by_making_a_client(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+class _Templates:
+    """A server that answers what it knows of templates, and makes sandboxes."""
+
+    def __init__(self, answer: str | TurnstoneError) -> None:
+        self.answer, self.calls = answer, []  # type: ignore[var-annotated]
+
+    def asker(self) -> dict[str, str]:
+        return {"nonce": "AAAA"}
+
+    def call(self, method: str, request: Any, deadline: Any) -> dict[str, Any]:
+        self.calls.append((method, request.get("template", "")))
+        if method == "SandboxService/CreateSandbox":
+            return {"sandbox": {"sandboxId": "sb_1"}}
+        if isinstance(self.answer, TurnstoneError):
+            raise self.answer
+        return {"template": {"state": f"TEMPLATE_STATE_{self.answer}"}}
+
+
+@pytest.mark.parametrize(
+    ("image", "session", "answer", "says"),
+    [
+        ("python", "", "MISSING", "template python is not built yet"),
+        ("python", "", "BUILDING", "template python is not built yet"),
+        ("python", "mine", "FAILED", "template python is not built yet"),
+        ("", "", "MISSING", "template base is not built yet"),
+        ("", "mine", "MISSING", ""),
+        ("python", "", "BUILT", ""),
+        ("python:3.12", "", NotFoundError("template.get", "it", "is gone"), "image python:3.12 is not here yet"),
+        ("pithon", "", NotFoundError("template.get", "it", "is gone"), ""),
+        ("python", "", turnstone.DeniedError("template.get", "the token", "may not"), ""),
+    ],
+)
+def test_the_build_of_a_template_is_announced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    image: str, session: str, answer: Any, says: str,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("TURN_SESSION", raising=False)
+    server = _Templates(answer)
+    c = turnstone.Turnstone(home=tmp_path / "none", session=session or None)
+    monkeypatch.setattr(c, "server", lambda: server)
+    for _ in range(2):
+        c.release(c.sandbox(image))
+    c.close()
+    assert [says in r.getMessage() for r in caplog.records] == ([True, True] if says else [])
+    asks = [m for m, _ in server.calls if m == "TemplateService/GetTemplate"]
+    if answer == "BUILT":
+        assert len(asks) == 1, "a template that was built is asked for once"
+
+
 def test_a_host_that_nobody_vouches_for(tmp_path: Path) -> None:
     with turnstone.Turnstone("https://turn.example.org", home=tmp_path) as c, pytest.raises(NotFoundError):
         c.templates()

@@ -12,6 +12,7 @@ import {
   type SandboxInfo,
   type SandboxOptions,
 } from "./sandbox.js";
+import { defaultImage, sayIfBuilt, warn } from "./building.js";
 import { Session } from "./session.js";
 import type { Receipt } from "./receipt.js";
 
@@ -61,12 +62,17 @@ export class TurnstoneClient implements AsyncDisposable {
   #sessions = new Map<string, Session>();
   /** The nodes of sessions that this client has used. */
   #nodes = new Map<string, string>();
+  /** Templates that were built when a sandbox of them was made. */
+  #built = new Set<string>();
+  /** The caller has named the session or an image: the session may have another template than the default. */
+  #named: boolean;
 
   constructor(where: Surroundings, o: ContextOptions) {
     if (o.session && o.contextId && o.session !== o.contextId) {
       throw fail("invalid", "session and contextId name two sessions", { op: "client.new" });
     }
     this.#where = where;
+    this.#named = (o.session ?? o.contextId) !== undefined;
     this.contextId = o.session ?? o.contextId ?? `sdk-${randomName(16)}`;
     this.branch = o.branch ?? "";
     this.#host = {
@@ -92,7 +98,10 @@ export class TurnstoneClient implements AsyncDisposable {
     const session = o.session === false || o.snapshot ? undefined : (o.session ?? this.contextId);
     const branch = session === this.contextId ? { branch: this.branch } : {};
     const r = requestOf(server, { ...branch, ...o }, session);
-    const a = await server.sandboxes.createSandbox(r, options(o.signal));
+    const image = o.image ?? (this.#named || o.snapshot || o.session ? "" : defaultImage);
+    this.#named ||= o.image !== undefined;
+    const asked = sayIfBuilt(server, image, o.onProgress ?? warn, this.#built);
+    const a = await server.sandboxes.createSandbox(r, options(o.signal)).finally(asked);
     const id = a.sandbox?.sandboxId ?? "";
     await server.keep(id, a.channel, r.client!);
     if (session && a.sandbox?.node) this.#nodes.set(session, a.sandbox.node);

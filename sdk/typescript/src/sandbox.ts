@@ -41,6 +41,8 @@ export interface SandboxOptions extends CallOptions {
   session?: string | false;
   branch?: string;
   substrate?: string;
+  /** Gets a line when the sandbox waits for the build of its template; default: console.warn. */
+  onProgress?: (text: string) => void;
 }
 
 /** What a server says about a sandbox. */

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import time
@@ -30,6 +31,8 @@ from .wire import AsyncWire
 T = TypeVar("T")
 _TEMPLATE = frozenset("abcdefghijklmnopqrstuvwxyz0123456789._-")
 _NODE_TIME = 60.0
+_DEFAULT = "base"  # the template of sandboxes whose caller names none
+_log = logging.getLogger("turnstone")
 Files = Mapping[str, bytes | str | Path]
 
 
@@ -55,7 +58,9 @@ class AsyncTurnstone:
         if session and context_id and session != context_id:
             raise InvalidError("client", "session and context_id", "are two names of one session")
         self._session = session or context_id or os.environ.get("TURN_SESSION", "")
+        self._named = bool(self._session)  # and may have another template than the default
         self._branch = branch
+        self._built: set[str] = set()  # templates that were built when a sandbox of them was made
         self._store = Store(state_directory(home))
         self._key = KeyPair(key) if key is not None else None
         self._turn = turn
@@ -239,10 +244,40 @@ class AsyncTurnstone:
         elif image:
             request["template" if set(image) <= _TEMPLATE else "image"] = image
         request = {k: v for k, v in request.items() if v not in (None, "", {}, False)}
+        if not snapshot:
+            named = self._named if session == self._session else session != ""
+            self._named |= bool(image)
+            await self._say_if_built(server, image or ("" if named else _DEFAULT), deadline)
         a = await server.call("SandboxService/CreateSandbox", request, deadline)
         info = a.get("sandbox", {})
         offer = Offer(a.get("channel", {}), str(info.get("sandboxId", "")), client["nonce"])
         return self.adopt(AsyncSandbox(self, info, offer, branch))
+
+    async def _say_if_built(self, server: AsyncServer, image: str, deadline: Deadline) -> None:
+        """Log that a sandbox waits for its template: no answer comes while the server builds it."""
+        if not image or image in self._built:
+            return
+        template = set(image) <= _TEMPLATE
+        try:
+            a = await server.call("TemplateService/GetTemplate", {"template": image}, deadline)
+        except NotFoundError:
+            if template:
+                return  # the creation says so
+        except TurnstoneError as e:
+            if e.retryable:
+                raise
+            return  # such as that of a token that may not see templates
+        else:
+            if a.get("template", {}).get("state") == "TEMPLATE_STATE_BUILT":
+                self._built.add(image)
+                return
+        if template:
+            _log.warning(
+                "template %s is not built yet: the server builds it, which takes some minutes", image)  # fmt: skip
+        else:
+            _log.warning(
+                "image %s is not here yet: the server pulls it and prepares it, which takes some minutes",
+                image)  # fmt: skip
 
     def adopt(self, sandbox: AsyncSandbox) -> AsyncSandbox:
         """Note a sandbox that this client ends when it is closed."""

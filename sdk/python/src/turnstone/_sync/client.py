@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import time
@@ -31,6 +32,8 @@ from .wire import Wire
 T = TypeVar("T")
 _TEMPLATE = frozenset("abcdefghijklmnopqrstuvwxyz0123456789._-")
 _NODE_TIME = 60.0
+_DEFAULT = "base"  # the template of sandboxes whose caller names none
+_log = logging.getLogger("turnstone")
 Files = Mapping[str, bytes | str | Path]
 
 
@@ -56,7 +59,9 @@ class Turnstone:
         if session and context_id and session != context_id:
             raise InvalidError("client", "session and context_id", "are two names of one session")
         self._session = session or context_id or os.environ.get("TURN_SESSION", "")
+        self._named = bool(self._session)  # and may have another template than the default
         self._branch = branch
+        self._built: set[str] = set()  # templates that were built when a sandbox of them was made
         self._store = Store(state_directory(home))
         self._key = KeyPair(key) if key is not None else None
         self._turn = turn
@@ -240,10 +245,40 @@ class Turnstone:
         elif image:
             request["template" if set(image) <= _TEMPLATE else "image"] = image
         request = {k: v for k, v in request.items() if v not in (None, "", {}, False)}
+        if not snapshot:
+            named = self._named if session == self._session else session != ""
+            self._named |= bool(image)
+            self._say_if_built(server, image or ("" if named else _DEFAULT), deadline)
         a = server.call("SandboxService/CreateSandbox", request, deadline)
         info = a.get("sandbox", {})
         offer = Offer(a.get("channel", {}), str(info.get("sandboxId", "")), client["nonce"])
         return self.adopt(Sandbox(self, info, offer, branch))
+
+    def _say_if_built(self, server: Server, image: str, deadline: Deadline) -> None:
+        """Log that a sandbox waits for its template: no answer comes while the server builds it."""
+        if not image or image in self._built:
+            return
+        template = set(image) <= _TEMPLATE
+        try:
+            a = server.call("TemplateService/GetTemplate", {"template": image}, deadline)
+        except NotFoundError:
+            if template:
+                return  # the creation says so
+        except TurnstoneError as e:
+            if e.retryable:
+                raise
+            return  # such as that of a token that may not see templates
+        else:
+            if a.get("template", {}).get("state") == "TEMPLATE_STATE_BUILT":
+                self._built.add(image)
+                return
+        if template:
+            _log.warning(
+                "template %s is not built yet: the server builds it, which takes some minutes", image)  # fmt: skip
+        else:
+            _log.warning(
+                "image %s is not here yet: the server pulls it and prepares it, which takes some minutes",
+                image)  # fmt: skip
 
     def adopt(self, sandbox: Sandbox) -> Sandbox:
         """Note a sandbox that this client ends when it is closed."""
