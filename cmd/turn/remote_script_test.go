@@ -14,6 +14,7 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"turnstone.dev/turnstone/internal/fixedport"
 	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes"
@@ -68,7 +69,7 @@ func server(ts *testscript.TestScript, neg bool, args []string) {
 		endSandboxes(ts, home)
 		forgetMemory(home)
 	})
-	at, err := freePort()
+	at, err := fixedport.Free(context.Background(), "127.0.0.1")
 	ts.Check(err)
 	if len(args) == 3 {
 		front := home + "-front"

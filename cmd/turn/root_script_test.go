@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -9,6 +10,8 @@ import (
 	"syscall"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"turnstone.dev/turnstone/internal/fixedport"
 )
 
 // parts are the processes of servers that scripts started, by script and name.
@@ -25,7 +28,7 @@ func front(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: front NAME HOME")
 	}
-	at, err := freePort()
+	at, err := fixedport.Free(context.Background(), "127.0.0.1")
 	ts.Check(err)
 	home := ts.MkAbs(args[1])
 	startPart(ts, args[0], home, []string{"--listen", at, "--role", "gateway,controller"},

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/fixedport"
 	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/turntest"
@@ -213,26 +214,11 @@ func (s *soak) check(err error) {
 }
 
 func freeAddress(t *testing.T) string {
-	at, err := freePort()
+	at, err := fixedport.Free(t.Context(), "127.0.0.1")
 	if err != nil {
 		t.Fatal(err)
 	}
 	return at
-}
-
-// freePort returns an address at which nobody listens. Its port is below those that Linux gives to
-// connections and to listeners that want any, so nobody takes it before its server has it, or while
-// its server restarts.
-func freePort() (string, error) {
-	var err error
-	for range 100 {
-		var l net.Listener
-		if l, err = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 20_000+rand.IntN(12_000))); err == nil {
-			defer func() { _ = l.Close() }()
-			return l.Addr().String(), nil
-		}
-	}
-	return "", err
 }
 
 // soakEnviron is the environment of a program with this state directory.

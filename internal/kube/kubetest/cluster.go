@@ -19,6 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"turnstone.dev/turnstone/internal/fixedport"
 )
 
 // A Cluster is an etcd and a kube-apiserver. End it.
@@ -72,7 +74,7 @@ func (c *Cluster) files() (err error) {
 }
 
 func (c *Cluster) start(ctx context.Context, p Programs) error {
-	ports, err := freePorts(3)
+	ports, err := freePorts(ctx, 3)
 	if err != nil {
 		return err
 	}
@@ -276,10 +278,10 @@ func (t *tail) String() string {
 	return t.buf.String()
 }
 
-// freePorts returns ports of loopback that were free.
-func freePorts(n int) (all []int, err error) {
+// freePorts returns ports of loopback at which nobody listens, also when the API server starts again.
+func freePorts(ctx context.Context, n int) (all []int, err error) {
 	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := fixedport.Listen(ctx, "127.0.0.1")
 		if err != nil {
 			return nil, err
 		}

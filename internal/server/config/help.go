@@ -27,7 +27,7 @@ var help = map[string]string{
 	"node.store":   "Bucket of the objects of these sessions, s3://BUCKET/PREFIX; none: TURN_STORE.",
 	"node.retries": "How often a turn whose node was lost starts again at most; its document asks with retry:.",
 	"node.turns":   "Turns of one tenant at one time; others wait.",
-	"node.expose":  "Address on which exposed ports of sandboxes listen; none: no port can be exposed.",
+	"node.expose":  "Address on which exposed ports of sandboxes listen, with ports from 20000 to 29999; none: no port can be exposed.",
 	"node.trust_controller": "Whether a controller in another process is believed about the scopes " +
 		"sandboxes:admin, turns:admin and sessions:admin.",
 	"node.pool_memory":  "Memory of the machines that wait in all pools together; 0B: no bound.",

@@ -22,6 +22,7 @@ import (
 	"turnstone.dev/turnstone/internal/api/serve"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
+	"turnstone.dev/turnstone/internal/fixedport"
 	"turnstone.dev/turnstone/internal/server/auth"
 )
 
@@ -38,7 +39,7 @@ type remoteController struct {
 
 func newController(t testing.TB) *remoteController {
 	c := &remoteController{t: t}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := fixedport.Listen(t.Context(), "127.0.0.1")
 	check(t, err)
 	c.at = l.Addr().String()
 	c.start(l)

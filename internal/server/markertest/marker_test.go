@@ -29,6 +29,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"turnstone.dev/turnstone/internal/fixedport"
 	"turnstone.dev/turnstone/internal/turntest"
 )
 
@@ -50,7 +51,10 @@ func TestMachineMarker(t *testing.T) {
 		"TURN_SERVER_PEERS_CONTROLLER="+toController,
 		"TURN_SERVER_NODE_NAME=one",
 		"TURN_SERVER_LISTEN_ADDRESS=off")
-	port := freePort(t)
+	port, err := fixedport.Free(t.Context(), "127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
 	gateway := w.start("gateway",
 		"TURN_SERVER_LISTEN_ADDRESS="+port,
 		"TURN_SERVER_PEERS_CONTROLLER="+toController)
@@ -568,15 +572,4 @@ func memory(t *testing.T, pid int) (all []byte) {
 		t.Errorf("only %d bytes of memory of process %d were read", len(all), pid)
 	}
 	return all
-}
-
-// freePort returns an address on loopback that nobody listens on.
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }

@@ -3,7 +3,6 @@ package control
 import (
 	"context"
 	"log/slog"
-	"net"
 	"slices"
 	"time"
 
@@ -29,7 +28,32 @@ type portName struct {
 // An exposed port has a listener on the node.
 type exposed struct {
 	kept.Port
-	close func()
+	stop  func()
+	timer *time.Timer   // calls stop; nil without an end
+	done  chan struct{} // closed when the listener is
+}
+
+func (e *exposed) close() {
+	e.stop()
+	<-e.done
+}
+
+// until sets the end of the port, zero for that of the sandbox. It is false if the port has ended. The
+// caller holds the service's lock.
+func (e *exposed) until(end time.Time) bool {
+	if e.timer != nil && !e.timer.Stop() {
+		return false
+	}
+	select {
+	case <-e.done:
+		return false
+	default:
+	}
+	e.Expires, e.timer = end, nil
+	if !end.IsZero() {
+		e.timer = time.AfterFunc(time.Until(end), e.stop)
+	}
+	return true
 }
 
 // ExposePort makes a port of a sandbox reachable at an address of the node, until the sandbox or the
@@ -75,7 +99,7 @@ func (s *Service) ExposePort(ctx context.Context,
 	if rec == nil { // of a local command: its ports are exposed as long as the node runs
 		rec = &kept.Sandbox{ID: i.ID}
 	}
-	p := kept.Port{Port: uint16(q.Port), Address: net.JoinHostPort(s.o.Expose, "0")}
+	p := kept.Port{Port: uint16(q.Port)}
 	if q.Ttl != nil {
 		p.Expires = time.Now().UTC().Add(q.Ttl.AsDuration())
 	}
@@ -83,9 +107,7 @@ func (s *Service) ExposePort(ctx context.Context,
 		return !o.Expires.IsZero() && !time.Now().Before(o.Expires)
 	})
 	at := slices.IndexFunc(rec.Ports, func(o kept.Port) bool { return o.Port == p.Port })
-	if at >= 0 {
-		p.Address = rec.Ports[at].Address
-	} else if len(rec.Ports) >= maxSandboxPorts {
+	if at < 0 && len(rec.Ports) >= maxSandboxPorts {
 		return nil, exhausted(refuse(turnstone.KindExhausted, "", "has %d ports exposed already",
 			len(rec.Ports)))
 	}
@@ -106,13 +128,17 @@ func (s *Service) ExposePort(ctx context.Context,
 		Expires: stamp(p.Expires)}), nil
 }
 
-// expose listens at p's address, in the place of an earlier listener for the port, and sets the
-// address that was selected.
+// expose listens at p's address, or at one that it chooses and sets if p has none. A listener that the
+// port has already stays, so that nobody else gets its address, and callers are not cut off.
 func (s *Service) expose(st *tenants.State, id turnstone.SandboxID, p *kept.Port) error {
 	n := portName{id, p.Port}
 	s.mu.Lock()
 	was, count := s.ports[n], len(s.ports)
-	delete(s.ports, n)
+	if was != nil && was.until(p.Expires) {
+		p.Address = was.Address
+		s.mu.Unlock()
+		return nil
+	}
 	s.mu.Unlock()
 	if was != nil {
 		was.close()
@@ -120,18 +146,14 @@ func (s *Service) expose(st *tenants.State, id turnstone.SandboxID, p *kept.Port
 		return exhausted(turnstone.Errorf("sandbox.expose", turnstone.KindExhausted, "the node",
 			"exposes %d ports, and may expose no more", count))
 	}
-	l, err := (&net.ListenConfig{}).Listen(s.ctx, "tcp", p.Address)
+	l, err := p.Listen(s.ctx, s.o.Expose)
 	if err != nil {
 		return turnstone.NewError("sandbox.expose", turnstone.KindUnavailable, p.Address, err).
 			WithHint("let the node's operator choose another address for node.expose")
 	}
 	p.Address = l.Addr().String()
 	ctx, stop := context.WithCancel(s.ctx)
-	if !p.Expires.IsZero() {
-		ctx, stop = context.WithDeadline(s.ctx, p.Expires)
-	}
-	done := make(chan struct{})
-	e := &exposed{*p, func() { stop(); <-done }}
+	e := &exposed{Port: *p, stop: stop, done: make(chan struct{})}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ctx.Err() != nil {
@@ -139,13 +161,17 @@ func (s *Service) expose(st *tenants.State, id turnstone.SandboxID, p *kept.Port
 		_ = l.Close()
 		return s.ctx.Err()
 	}
+	e.until(p.Expires)
 	s.ports[n] = e
 	s.wg.Go(func() {
-		defer close(done)
 		defer stop()
 		_ = st.Sandboxes.Expose(ctx, id, p.Port, l, nil) // the end of the sandbox or of the time
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		if e.timer != nil {
+			e.timer.Stop()
+		}
+		close(e.done)
 		if s.ports[n] == e {
 			delete(s.ports, n)
 		}

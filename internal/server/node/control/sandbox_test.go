@@ -387,9 +387,20 @@ func TestPorts(t *testing.T) {
 	if err := reach(); err != nil {
 		t.Fatal(err)
 	}
+	open, err := net.Dial("tcp", strings.TrimPrefix(r.Url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = open.Close() }()
 	again, err := call(t, s.ExposePort, ask)
 	if err != nil || again.Url != r.Url {
 		t.Fatalf("%v %v", again, err)
+	}
+	if _, err := open.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(open, make([]byte, 5)); err != nil {
+		t.Fatalf("a connection ended when its port was exposed again: %v", err)
 	}
 	for n := range 15 {
 		if _, err := call(t, s.ExposePort, &v1.NodeServiceExposePortRequest{
