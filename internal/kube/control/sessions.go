@@ -23,19 +23,35 @@ func (c *Client) Make(ctx context.Context, namespace, name, key string) (string,
 		return "", err
 	}
 	has, err := t.session(ctx, name)
-	if err == nil || turnstone.KindOf(err) != turnstone.KindNotFound {
-		return has.GetSessionId(), err
+	if err == nil {
+		return has.SessionId, t.owns(ctx, has)
+	}
+	if turnstone.KindOf(err) != turnstone.KindNotFound {
+		return "", err
 	}
 	own, nonce := t.server.Key(), attest.Nonce{}
 	_, _ = rand.Read(nonce[:]) // documented never to fail
 	client := &v1.ChannelClient{ClientPublicKey: own[:], Nonce: nonce[:]}
 	_, err = t.server.Sessions.CreateSession(ctx, connect.NewRequest(&v1.CreateSessionRequest{
-		IdempotencyKey: "session." + key, Name: name, Client: client}))
+		IdempotencyKey: c.once("session", key), Name: name, Client: client}))
 	if err != nil {
 		return "", err
 	}
 	has, err = t.session(ctx, name)
 	return has.GetSessionId(), err
+}
+
+// owns returns an error of kind Denied unless this client owns a session. Every client of the tenant can
+// have made one of this name, and have admitted this client's key: it would read what the turns do.
+func (t *tenant) owns(ctx context.Context, s *v1.Session) error {
+	err := t.host.Owns(ctx, s.SessionId)
+	switch turnstone.KindOf(err) {
+	case turnstone.KindDenied, turnstone.KindNotFound, turnstone.KindInvalid: // hidden, or only shared
+		return turnstone.Errorf("kube.session", turnstone.KindDenied, "session "+s.Name,
+			"exists and belongs to another client key").
+			WithHint("give the object another name, or fork that session with spec.parent")
+	}
+	return err
 }
 
 // session returns a session by its name or ID.
