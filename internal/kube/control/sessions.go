@@ -24,9 +24,11 @@ func (c *Client) Make(ctx context.Context, namespace, name, key string) (string,
 	}
 	has, err := t.session(ctx, name)
 	if err == nil {
-		return has.SessionId, t.owns(ctx, has)
-	}
-	if turnstone.KindOf(err) != turnstone.KindNotFound {
+		if err = t.host.Owns(ctx, has.SessionId); err == nil || !foreign(err) {
+			return has.SessionId, err
+		}
+		// Or it is one that an earlier call has planned, and that its node has not made yet: the same call does.
+	} else if turnstone.KindOf(err) != turnstone.KindNotFound {
 		return "", err
 	}
 	own, nonce := t.server.Key(), attest.Nonce{}
@@ -34,6 +36,11 @@ func (c *Client) Make(ctx context.Context, namespace, name, key string) (string,
 	client := &v1.ChannelClient{ClientPublicKey: own[:], Nonce: nonce[:]}
 	_, err = t.server.Sessions.CreateSession(ctx, connect.NewRequest(&v1.CreateSessionRequest{
 		IdempotencyKey: c.once("session", key), Name: name, Client: client}))
+	if has != nil && foreign(err) {
+		return "", turnstone.Errorf("kube.session", turnstone.KindDenied, "session "+name,
+			"exists and belongs to another client key").
+			WithHint("give the object another name, or fork that session with spec.parent")
+	}
 	if err != nil {
 		return "", err
 	}
@@ -41,17 +48,14 @@ func (c *Client) Make(ctx context.Context, namespace, name, key string) (string,
 	return has.GetSessionId(), err
 }
 
-// owns returns an error of kind Denied unless this client owns a session. Every client of the tenant can
-// have made one of this name, and have admitted this client's key: it would read what the turns do.
-func (t *tenant) owns(ctx context.Context, s *v1.Session) error {
-	err := t.host.Owns(ctx, s.SessionId)
+// foreign reports an error about what another client has made. Every client of the tenant can make a session
+// of any name, and admit this client's key to it: it would read what the turns of an object do.
+func foreign(err error) bool {
 	switch turnstone.KindOf(err) {
-	case turnstone.KindDenied, turnstone.KindNotFound, turnstone.KindInvalid: // hidden, or only shared
-		return turnstone.Errorf("kube.session", turnstone.KindDenied, "session "+s.Name,
-			"exists and belongs to another client key").
-			WithHint("give the object another name, or fork that session with spec.parent")
+	case turnstone.KindDenied, turnstone.KindNotFound, turnstone.KindInvalid: // refused, hidden, or only shared
+		return true
 	}
-	return err
+	return false
 }
 
 // session returns a session by its name or ID.
