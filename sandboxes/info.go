@@ -39,9 +39,9 @@ type Info struct {
 	Expires      *time.Time             `json:"expires,omitzero"` // nil: never
 	Paused       bool                   `json:"paused,omitempty"` // the machine is paused
 	Holder       Process                `json:"holder"`
-	Version      string                 `json:"version,omitempty"` // of its holder; empty: unknown
-	// Secrets are the names of the secrets in the environment of the processes.
-	Secrets []string `json:"secrets,omitempty"`
+	Version      string                 `json:"version,omitempty"`    // of its holder; empty: unknown
+	ManagedBy    string                 `json:"managed_by,omitempty"` // at a server; empty: nothing manages it
+	Secrets      []string               `json:"secrets,omitempty"`    // names of those in the processes' environment
 	// Session is the session that the sandbox belongs to; nil: none.
 	Session *SessionInfo        `json:"session,omitempty"`
 	DataOf  string              `json:"data_of,omitempty"` // the session whose data the machine has

@@ -75,6 +75,9 @@ var noContent = map[string][]string{
 		"Sandbox.MetadataEntry.key", "Sandbox.MetadataEntry.value",
 		"SandboxFilter.MetadataEntry.key", "SandboxFilter.MetadataEntry.value",
 	},
+	"which object of another system a sandbox is of, by its names and ID; its rule permits a path of names": {
+		"CreateSandboxRequest.managed_by", "Sandbox.managed_by", "SandboxFilter.managed_by",
+	},
 	"the folder where commands begin, a setting of the sandbox; a command's own goes through the " +
 		"channel": {"CreateSandboxRequest.cwd"},
 	"a rule of the network policy, which the operator's configuration bounds": {

@@ -33,6 +33,9 @@ var reasons = map[v1.SandboxReason]string{
 // maxText bounds a name in a server's answer in bytes: a gateway chooses them, and no name is longer.
 const maxText = 256
 
+// maxManaged bounds the path of what manages a sandbox in bytes, as the control API does.
+const maxManaged = 512
+
 func short(s string) string { return api.Clean(s, maxText) }
 
 // infoOf returns what a server says of a sandbox. A state of a newer server counts as running,
@@ -43,7 +46,7 @@ func infoOf(s *v1.Sandbox) sandboxes.Info {
 		Substrate: short(s.GetSubstrate()), Isolation: short(s.GetSubstrate()), Paused: s.GetPaused(),
 		Parent: turnstone.SandboxID(s.GetParentId()), Workdir: s.GetWorkdir(), User: s.GetUser(),
 		TemplateSize: turnstone.Bytes(min(s.GetTemplateSize(), 1<<62)),
-		Version:      short(s.GetVersion())}
+		Version:      short(s.GetVersion()), ManagedBy: api.Clean(s.GetManagedBy(), maxManaged)}
 	i.Shape = turnstone.Shape{CPUs: int(s.GetMachine().GetCpus()),
 		Memory:  turnstone.Bytes(min(s.GetMachine().GetMemory(), 1<<62)),
 		Disk:    turnstone.Bytes(min(s.GetMachine().GetDisk(), 1<<62)),

@@ -3,7 +3,9 @@ package remote
 import (
 	"cmp"
 	"context"
+	"crypto/hkdf"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -199,6 +201,14 @@ func (s *Server) authorization(ctx context.Context) (string, error) {
 			WithHint("set TURN_TOKEN to what turn token create printed")
 	}
 	return "Bearer " + token, nil
+}
+
+// Secret returns a secret of this client's key for a purpose, which names itself. It is the same as long
+// as the key is, and says nothing about the key.
+func (s *Server) Secret(purpose string) ([]byte, error) {
+	private := s.o.Key.Private()
+	defer clear(private)
+	return hkdf.Key(sha256.New, private, nil, purpose, sha256.Size)
 }
 
 // asker returns the client's part of a new statement, and its nonce.

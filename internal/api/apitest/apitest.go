@@ -80,7 +80,7 @@ func fill(m protoreflect.Message, depth int) {
 var samples = map[protoreflect.Name]string{
 	"sandbox_id": SandboxID, "sandbox_ids": SandboxID, "ticket_id": "tk_0123456789abcdefgh",
 	"ticket_ids": "tk_0123456789abcdefgh", "snapshot_id": "sn_0123456789abcdefgh",
-	"session_id": "s_0123456789abcdefgh", "cwd": "/work", "scopes": "turns:run",
+	"session_id": "s_0123456789abcdefgh", "cwd": "/work", "managed_by": "k/a", "scopes": "turns:run",
 	"owner": sampleKey, "key": sampleKey,
 }
 

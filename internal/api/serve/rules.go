@@ -23,6 +23,10 @@ var patterns = map[string]string{
 		"255 characters",
 	`^[A-Za-z0-9][A-Za-z0-9._/-]*$`: "has other characters than letters, digits, '.', '_', '/' and " +
 		"'-', or does not begin with a letter or a digit",
+	`^[a-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)+$`: "is not a path of at least two names, such as " +
+		"kubernetes/CLUSTER/NAMESPACE/NAME/UID",
+	`^[a-z0-9][A-Za-z0-9._/-]*$`: "has other characters than letters, digits, '.', '_', '/' and '-', or does " +
+		"not begin with a small letter or a digit",
 	`^[A-Za-z0-9.*:/_-]+$`:            "is not a host, an address or a network, with or without a port",
 	`^[A-Za-z0-9._:-]*$`:              "has other characters than letters, digits, '.', '_', ':' and '-'",
 	`^[A-Za-z0-9_-]*$`:                "has other characters than letters, digits, '_' and '-'",

@@ -13,6 +13,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	sandboxv1 "sigs.k8s.io/agent-sandbox/api/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -23,8 +24,9 @@ import (
 // idempotent: the same key never makes two sandboxes. Errors have a turnstone.Kind.
 type Server interface {
 	Create(ctx context.Context, namespace string, r *v1.CreateSandboxRequest) (*v1.Sandbox, error)
-	// List returns the sandboxes with these metadata that were not removed, also those that are created.
-	List(ctx context.Context, namespace string, metadata map[string]string) ([]*v1.Sandbox, error)
+	// List returns the sandboxes of an object that were not removed, also those that are created. by is what
+	// manages them, as Managed has it; with "/" at the end: of all objects whose path begins so.
+	List(ctx context.Context, namespace, by string) ([]*v1.Sandbox, error)
 	Delete(ctx context.Context, namespace, id string) error
 	Pause(ctx context.Context, namespace, id string) error
 	Resume(ctx context.Context, namespace, id string) error
@@ -90,7 +92,8 @@ const (
 	// Finalizer keeps an object until its sandbox has ended.
 	Finalizer = "turnstone.dev/sandbox"
 
-	// MetadataUID, MetadataName, MetadataNamespace and MetadataCluster name the object of a sandbox.
+	// MetadataUID, MetadataName, MetadataNamespace and MetadataCluster name the object of a sandbox, for
+	// people. Every client of the tenant can write them: they are never believed.
 	MetadataUID       = "kubernetes.uid"
 	MetadataName      = "kubernetes.name"
 	MetadataNamespace = "kubernetes.namespace"
@@ -119,9 +122,23 @@ func (o *Options) guest() time.Duration {
 	return o.Guest
 }
 
-// ours is the metadata by which the sandbox of an object is found.
-func (o *Options) ours(uid types.UID) map[string]string {
-	return map[string]string{MetadataUID: string(uid), MetadataCluster: o.Cluster}
+// managedPrefix begins what manages the sandboxes of all clusters.
+const managedPrefix = "kubernetes/"
+
+// Managed is what manages the sandbox of an object: only a token with the scope sandboxes:manage makes a
+// sandbox with it. The names are those of the namespace, of the object, and its UID. With fewer of them it
+// ends with "/", and stands for all that begin so.
+func Managed(cluster string, names ...string) string {
+	by := managedPrefix + cluster + "/" + strings.Join(names, "/")
+	if 0 < len(names) && len(names) < 3 {
+		by += "/"
+	}
+	return by
+}
+
+// ours is what manages the sandbox of an object.
+func (o *Options) ours(s *sandboxv1.Sandbox) string {
+	return Managed(o.Cluster, s.Namespace, s.Name, string(s.UID))
 }
 
 // image returns the name of an image or template at the server.

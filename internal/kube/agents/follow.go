@@ -161,7 +161,7 @@ func (r *follower) namespace(ctx context.Context, namespace string) error {
 		delete(r.written, k)
 	}
 	for _, b := range boxes {
-		if b.Metadata[MetadataCluster] != "" || has[b.SandboxId] {
+		if strings.HasPrefix(b.ManagedBy, managedPrefix) || has[b.SandboxId] {
 			continue
 		}
 		switch k := (reported{namespace, b.SandboxId}); {

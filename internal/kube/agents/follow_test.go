@@ -18,7 +18,7 @@ import (
 
 // Live implements agents.Reports.
 func (s *server) Live(ctx context.Context, namespace string) (all []*v1.Sandbox, err error) {
-	return s.List(ctx, namespace, nil)
+	return s.List(ctx, namespace, "")
 }
 
 // End implements agents.Reports.

@@ -26,6 +26,7 @@ func TestHostile(t *testing.T) {
 	t.Run("a template after its pool", w.late)
 	t.Run("a contested name", w.contested)
 	t.Run("forged reports", w.forged)
+	t.Run("forged sandboxes", w.usurped)
 }
 
 // silent has two namespaces full of sandboxes that never answer. A third one has its sandbox, and the
@@ -114,6 +115,9 @@ func (w *world) late(t *testing.T) {
 	tmpl.Spec.SandboxBlueprint = sandbox("").Spec.SandboxBlueprint
 	w.must(w.admin.Create(t.Context(), tmpl))
 	w.until("the pool has its target", func() bool { return w.server.target("default/late") == 1 })
+	_, err := w.server.SetPool(t.Context(), "default", "late", nil, 0, 0) // as a client with the scope may
+	w.must(err)
+	w.until("the pool has its target again", func() bool { return w.server.target("default/late") == 1 })
 	w.must(w.admin.Delete(t.Context(), pool))
 	w.must(w.admin.Delete(t.Context(), after))
 	w.until("all sandboxes have ended", func() bool { return len(w.server.all()) == 0 })

@@ -3,6 +3,7 @@ package agents
 import (
 	"context"
 	"maps"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -138,7 +139,7 @@ func (s *sweeper) sweep(ctx context.Context, age time.Duration) error {
 		names[n.Name] = true
 	}
 	for name := range names {
-		boxes, err := s.o.Server.List(ctx, name, map[string]string{MetadataCluster: s.o.Cluster})
+		boxes, err := s.o.Server.List(ctx, name, Managed(s.o.Cluster, name))
 		if err != nil {
 			s.o.Log.Warn("the sandboxes of a namespace were not listed", "namespace", name, "error", err)
 			continue
@@ -161,13 +162,17 @@ func (s *sweeper) sweep(ctx context.Context, age time.Duration) error {
 // look removes a sandbox if its object is gone.
 func (s *sweeper) look(ctx context.Context, namespace string, b *v1.Sandbox) error {
 	o := &sandboxv1.Sandbox{}
-	err := s.live.Get(ctx, client.ObjectKey{Namespace: namespace, Name: b.Metadata[MetadataName]}, o)
-	if err == nil && o.UID == types.UID(b.Metadata[MetadataUID]) {
+	name, uid, _ := strings.Cut(strings.TrimPrefix(b.ManagedBy, Managed(s.o.Cluster, namespace)), "/")
+	err := s.live.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, o)
+	if err == nil && o.UID == types.UID(uid) {
 		return nil
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
 	s.o.Log.Info("removing a sandbox whose object is gone", "namespace", namespace, "sandbox", b.SandboxId)
-	return s.o.Server.Delete(ctx, namespace, b.SandboxId)
+	if err := s.o.Server.Delete(ctx, namespace, b.SandboxId); err != nil { // others have to go, too
+		s.o.Log.Warn("a sandbox without an object was not removed", "sandbox", b.SandboxId, "error", err)
+	}
+	return nil
 }

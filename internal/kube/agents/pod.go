@@ -56,7 +56,8 @@ func (o *Options) convert(s *sandboxv1.Sandbox) (*v1.CreateSandboxRequest, Main,
 	}
 	c := &pod.Containers[0]
 	r := &v1.CreateSandboxRequest{IdempotencyKey: string(s.UID), Timeout: durationpb.New(life),
-		Cwd: c.WorkingDir, Metadata: o.ours(s.UID)}
+		Cwd: c.WorkingDir, ManagedBy: o.ours(s), Metadata: map[string]string{MetadataUID: string(s.UID),
+			MetadataName: s.Name, MetadataNamespace: s.Namespace, MetadataCluster: o.Cluster}}
 	image := o.image(c.Image)
 	if len(image) > maxImage || !imageName.MatchString(image) {
 		return nil, Main{}, Unsupported{"containers[0].image", "is not the name of an image"}
@@ -73,7 +74,6 @@ func (o *Options) convert(s *sandboxv1.Sandbox) (*v1.CreateSandboxRequest, Main,
 		return nil, Main{}, err
 	}
 	m, err := process(s, pod, c)
-	r.Metadata[MetadataName], r.Metadata[MetadataNamespace] = s.Name, s.Namespace
 	labels := s.Spec.PodTemplate.ObjectMeta.Labels
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
 		if v := labels[k]; len(k) <= maxKey && metaKey.MatchString(k) && len(v) <= maxMetaText &&

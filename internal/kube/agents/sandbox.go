@@ -130,7 +130,7 @@ func (r *sandboxes) end(ctx context.Context, s *sandboxv1.Sandbox) error {
 
 // removeAll removes the sandbox of an object, also one whose creation was asked for and not heard of.
 func (r *sandboxes) removeAll(ctx context.Context, s *sandboxv1.Sandbox) error {
-	all, err := r.o.Server.List(ctx, s.Namespace, r.o.ours(s.UID))
+	all, err := r.o.Server.List(ctx, s.Namespace, r.o.ours(s))
 	if err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func (r *sandboxes) follow(ctx context.Context, s *sandboxv1.Sandbox) (time.Dura
 	if err != nil {
 		return r.next(left), err
 	}
-	all, err := r.o.Server.List(ctx, s.Namespace, r.o.ours(s.UID))
+	all, err := r.o.Server.List(ctx, s.Namespace, r.o.ours(s))
 	if err != nil {
 		return r.next(left), err
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,6 +39,7 @@ type box struct {
 	request *v1.CreateSandboxRequest
 	main    []agents.Main
 	tenant  string
+	foreign bool // another client key made it
 }
 
 func newServer() *server {
@@ -82,6 +84,7 @@ func (s *server) Create(_ context.Context, namespace string, r *v1.CreateSandbox
 		id := fmt.Sprintf("sb_%d", s.created)
 		b := &box{tenant: namespace, request: proto.Clone(r).(*v1.CreateSandboxRequest)}
 		b.SandboxId, b.State, b.Node, b.Metadata = id, v1.SandboxState_SANDBOX_STATE_READY, "n1", r.Metadata
+		b.ManagedBy = r.ManagedBy
 		b.Created, b.Expires = timestamppb.Now(), timestamppb.New(time.Now().Add(r.Timeout.AsDuration()))
 		s.boxes[id], s.keys[k] = b, id
 		out = proto.Clone(&b.Sandbox).(*v1.Sandbox)
@@ -100,14 +103,11 @@ func (s *server) held(namespace string) (n int) {
 	return n
 }
 
-func (s *server) List(_ context.Context, namespace string, metadata map[string]string) (all []*v1.Sandbox, err error) {
+func (s *server) List(_ context.Context, namespace, by string) (all []*v1.Sandbox, err error) {
 	err = s.do("list", func() error {
 		for _, b := range s.boxes {
-			fits := b.tenant == namespace
-			for k, v := range metadata {
-				fits = fits && b.Metadata[k] == v
-			}
-			if fits {
+			below := strings.HasSuffix(by, "/") && strings.HasPrefix(b.ManagedBy, by)
+			if b.tenant == namespace && (by == "" || b.ManagedBy == by || below) {
 				all = append(all, proto.Clone(&b.Sandbox).(*v1.Sandbox))
 			}
 		}
@@ -122,6 +122,9 @@ func (s *server) change(what, namespace, id string, f func(b *box)) error {
 		b := s.boxes[id]
 		if b == nil || b.tenant != namespace {
 			return turnstone.Errorf("test", turnstone.KindNotFound, id, "is not there")
+		}
+		if b.foreign {
+			return turnstone.Errorf("test", turnstone.KindDenied, id, "belongs to another client key")
 		}
 		f(b)
 		return nil

@@ -2,6 +2,7 @@ package agents
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"testing"
 	"time"
@@ -41,14 +42,36 @@ type holder struct {
 	asked map[string]int
 }
 
-func (h *holder) List(_ context.Context, namespace string, _ map[string]string) ([]*v1.Sandbox, error) {
+func (h *holder) List(_ context.Context, namespace, _ string) ([]*v1.Sandbox, error) {
 	h.asked[namespace]++
 	return h.boxes[namespace], nil
 }
 
-func (h *holder) Delete(_ context.Context, namespace, _ string) error {
+func (h *holder) Delete(_ context.Context, namespace, id string) error {
+	if id == "sb_denied" {
+		return errors.New("it is refused")
+	}
 	delete(h.boxes, namespace)
 	return nil
+}
+
+// TestSweepGoesOn: what cannot be removed does not keep the rest.
+func TestSweepGoesOn(t *testing.T) {
+	old := timestamppb.New(time.Now().Add(-time.Hour))
+	h := &holder{boxes: map[string][]*v1.Sandbox{}, asked: map[string]int{}}
+	live := &vanishing{}
+	for _, name := range []string{"a", "b", "c", "d"} {
+		id := "sb_1"
+		if name < "c" {
+			id = "sb_denied"
+		}
+		h.boxes[name] = []*v1.Sandbox{{SandboxId: id, Created: old}}
+		live.names = append(live.names, name)
+	}
+	s := &sweeper{o: &Options{Server: h, Log: slog.New(slog.DiscardHandler)}, live: live, had: map[string]bool{}}
+	if err := s.sweep(t.Context(), time.Minute); err != nil || len(h.boxes) != 2 {
+		t.Errorf("%d namespaces have sandboxes: %v", len(h.boxes), err)
+	}
 }
 
 // TestSweepOfGoneNamespace: a sandbox is removed whose namespace has gone before it is old enough, as

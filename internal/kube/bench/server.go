@@ -79,7 +79,7 @@ func startServer(ctx context.Context, bin, dir, tenant string, nodes int) (*serv
 		}
 	}
 	create := exec.CommandContext(ctx, filepath.Join(bin, "turn"), "token", "create", "--name", "bench", "--tenant", tenant,
-		"--ttl", "2h")
+		"--ttl", "2h", "--scope", "sandboxes:*,sandboxes:manage,usage:read")
 	create.Env = append(os.Environ(), "TURN_HOME="+filepath.Join(dir, "client"), "TURN_HOST=unix:"+filepath.Join(home, "server.sock"))
 	token, err := create.Output()
 	var p *peers.Peers
@@ -162,9 +162,9 @@ func (s *server) Create(ctx context.Context, _ string, r *v1.CreateSandboxReques
 }
 
 // List implements agents.Server.
-func (s *server) List(ctx context.Context, _ string, metadata map[string]string) (all []*v1.Sandbox, err error) {
+func (s *server) List(ctx context.Context, _, by string) (all []*v1.Sandbox, err error) {
 	a, err := s.boxes.ListSandboxes(ctx, connect.NewRequest(&v1.ListSandboxesRequest{
-		Filter: &v1.SandboxFilter{Metadata: metadata}}))
+		Filter: &v1.SandboxFilter{ManagedBy: by}}))
 	if err != nil {
 		return nil, api.FromConnect(err)
 	}

@@ -4,12 +4,16 @@ package control
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
 	"io"
 	"slices"
 	"sync"
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"turnstone.dev/turnstone"
@@ -45,7 +49,8 @@ func Turns() []string {
 }
 
 var sandboxScopes = []string{string(auth.SandboxesCreate), string(auth.SandboxesRead), string(auth.SandboxesConnect),
-	string(auth.SandboxesControl), string(auth.SandboxesDelete), string(auth.TemplatesRead)}
+	string(auth.SandboxesControl), string(auth.SandboxesDelete), string(auth.SandboxesManage),
+	string(auth.TemplatesRead)}
 
 // poolScopes are what a token for a tenant's pools grants. It is another token, so that an operator
 // whose own token does not grant this serves all but pools.
@@ -58,9 +63,11 @@ const (
 
 // A Client calls the control API. Its methods are safe for concurrent use. Close it.
 type Client struct {
-	o    Options
-	own  *remote.Server
-	make func(ctx context.Context, token remote.Token) (*remote.Server, error)
+	o   Options
+	own *remote.Server
+	// secret is of this client's key: another operator with the same key makes the same calls.
+	secret []byte
+	make   func(ctx context.Context, token remote.Token) (*remote.Server, error)
 
 	mu  sync.Mutex
 	all map[string]*tenant // by the namespace, and its use
@@ -89,7 +96,10 @@ func New(ctx context.Context, o Options) (*Client, error) {
 		return hosts.Client{Dir: o.Dir}.With(ctx, o.Host, token)
 	}
 	var err error
-	c.own, err = c.make(ctx, read)
+	if c.own, err = c.make(ctx, read); err != nil {
+		return nil, err
+	}
+	c.secret, err = c.own.Secret("turnstone operator: idempotency keys v1")
 	return c, err
 }
 
@@ -167,12 +177,22 @@ func (c *Client) renewed(ctx context.Context, t *tenant, namespace string) error
 	return nil
 }
 
+// once returns the idempotency key of a call that is made once for an object: who knows the object's UID
+// cannot use the key before this client does.
+func (c *Client) once(call, uid string) string {
+	h := hmac.New(sha256.New, c.secret)
+	_, _ = io.WriteString(h, call+"\x00"+uid) // documented never to fail
+	return call + "." + hex.EncodeToString(h.Sum(nil)[:16])
+}
+
 // Create creates a sandbox, of which this client is the owner.
 func (c *Client) Create(ctx context.Context, namespace string, r *v1.CreateSandboxRequest) (*v1.Sandbox, error) {
 	t, err := c.of(ctx, namespace)
 	if err != nil {
 		return nil, err
 	}
+	r = proto.Clone(r).(*v1.CreateSandboxRequest)
+	r.IdempotencyKey = c.once("sandbox", r.IdempotencyKey)
 	a, err := t.server.Sandboxes.CreateSandbox(ctx, connect.NewRequest(r))
 	if err != nil {
 		return nil, err
@@ -196,14 +216,13 @@ func (c *Client) Get(ctx context.Context, namespace, id string) (*v1.Sandbox, er
 // maxPages bounds a list.
 const maxPages = 1000
 
-// List returns the sandboxes with these metadata that were not removed.
-func (c *Client) List(ctx context.Context, namespace string, metadata map[string]string) ([]*v1.Sandbox,
-	error) {
+// List implements agents.Server.
+func (c *Client) List(ctx context.Context, namespace, by string) ([]*v1.Sandbox, error) {
 	t, err := c.of(ctx, namespace)
 	if err != nil {
 		return nil, err
 	}
-	return list(ctx, t, &v1.SandboxFilter{Metadata: metadata})
+	return list(ctx, t, &v1.SandboxFilter{ManagedBy: by})
 }
 
 func list(ctx context.Context, t *tenant, f *v1.SandboxFilter) (all []*v1.Sandbox, err error) {

@@ -23,19 +23,39 @@ func (c *Client) Make(ctx context.Context, namespace, name, key string) (string,
 		return "", err
 	}
 	has, err := t.session(ctx, name)
-	if err == nil || turnstone.KindOf(err) != turnstone.KindNotFound {
-		return has.GetSessionId(), err
+	if err == nil {
+		if err = t.host.Owns(ctx, has.SessionId); err == nil || !foreign(err) {
+			return has.SessionId, err
+		}
+		// Or it is one that an earlier call has planned, and that its node has not made yet: the same call does.
+	} else if turnstone.KindOf(err) != turnstone.KindNotFound {
+		return "", err
 	}
 	own, nonce := t.server.Key(), attest.Nonce{}
 	_, _ = rand.Read(nonce[:]) // documented never to fail
 	client := &v1.ChannelClient{ClientPublicKey: own[:], Nonce: nonce[:]}
 	_, err = t.server.Sessions.CreateSession(ctx, connect.NewRequest(&v1.CreateSessionRequest{
-		IdempotencyKey: "session." + key, Name: name, Client: client}))
+		IdempotencyKey: c.once("session", key), Name: name, Client: client}))
+	if has != nil && foreign(err) {
+		return "", turnstone.Errorf("kube.session", turnstone.KindDenied, "session "+name,
+			"exists and belongs to another client key").
+			WithHint("give the object another name, or fork that session with spec.parent")
+	}
 	if err != nil {
 		return "", err
 	}
 	has, err = t.session(ctx, name)
 	return has.GetSessionId(), err
+}
+
+// foreign reports an error about what another client has made. Every client of the tenant can make a session
+// of any name, and admit this client's key to it: it would read what the turns of an object do.
+func foreign(err error) bool {
+	switch turnstone.KindOf(err) {
+	case turnstone.KindDenied, turnstone.KindNotFound, turnstone.KindInvalid: // refused, hidden, or only shared
+		return true
+	}
+	return false
 }
 
 // session returns a session by its name or ID.

@@ -29,7 +29,7 @@ func (c *Client) Reserve(ctx context.Context, namespace string, o turns.Order) (
 		return "", err
 	}
 	for n := range tickets {
-		started, err := t.server.StartTurn(ctx, remote.TurnStart{Key: fmt.Sprintf("turn.%s.%d", o.Key, n),
+		started, err := t.server.StartTurn(ctx, remote.TurnStart{Key: fmt.Sprintf("%s.%d", c.once("turn", o.Key), n),
 			Session: o.Session, Template: o.Image, Timeout: o.Timeout, CPUs: o.CPUs, Memory: o.Memory,
 			Disk: o.Disk})
 		if err != nil {

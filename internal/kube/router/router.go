@@ -29,7 +29,8 @@ import (
 
 // A Server finds sandboxes, and opens channels to them.
 type Server interface {
-	List(ctx context.Context, namespace string, metadata map[string]string) ([]*v1.Sandbox, error)
+	// List returns the sandboxes of objects: see agents.Server.
+	List(ctx context.Context, namespace, by string) ([]*v1.Sandbox, error)
 	Open(ctx context.Context, namespace, id string) (io.ReadWriteCloser, error)
 }
 
@@ -144,8 +145,7 @@ func (h *handler) find(ctx context.Context, namespace, object string) (found, er
 	if ok && time.Since(f.at) < foundFor {
 		return f, nil
 	}
-	all, err := h.o.Server.List(ctx, namespace, map[string]string{agents.MetadataName: object,
-		agents.MetadataNamespace: namespace, agents.MetadataCluster: h.o.Cluster})
+	all, err := h.o.Server.List(ctx, namespace, agents.Managed(h.o.Cluster, namespace, object))
 	if err != nil {
 		return found{}, err
 	}

@@ -15,15 +15,15 @@ import (
 )
 
 // A fake has one sandbox that is ready, and one that is paused.
-type fake struct{ asked []map[string]string }
+type fake struct{ asked []string }
 
-func (f *fake) List(_ context.Context, namespace string, m map[string]string) ([]*v1.Sandbox, error) {
-	f.asked = append(f.asked, m)
+func (f *fake) List(_ context.Context, namespace, by string) ([]*v1.Sandbox, error) {
+	f.asked = append(f.asked, by)
 	if namespace != "default" {
 		return nil, nil
 	}
 	return []*v1.Sandbox{{SandboxId: "sb_1", State: v1.SandboxState_SANDBOX_STATE_READY,
-		Paused: m[agents.MetadataName] == "paused"}}, nil
+		Paused: by == agents.Managed("c", namespace, "paused")}}, nil
 }
 
 func (f *fake) Open(context.Context, string, string) (io.ReadWriteCloser, error) {
@@ -58,9 +58,9 @@ func TestWhom(t *testing.T) {
 			t.Errorf("%+v: status %d: %s", c, w.Code, w.Body)
 		}
 	}
-	for _, m := range f.asked {
-		if m[agents.MetadataCluster] != "c" {
-			t.Errorf("sandboxes of other clusters were asked for: %v", m)
+	for _, by := range f.asked {
+		if !strings.HasPrefix(by, "kubernetes/c/") || strings.Count(by, "/") != 4 || !strings.HasSuffix(by, "/") {
+			t.Errorf("sandboxes of other clusters or objects were asked for: %s", by)
 		}
 	}
 }

@@ -83,6 +83,9 @@ func (w *world) real() turns.Server {
 	w.turn(user, "test", "run", "--quiet", "--session", "docs", w.file("put.md", documents))
 	w.turn(user, "test", "session", "allow", "docs", w.turn(home, "test", "host", "key"))
 	w.turn(user, "test", "run", "--quiet", "--session", "private", w.file("secret.md", documents))
+	w.turn(user, "test", "run", "--quiet", "--session", "lent", w.file("lent.md", documents))
+	w.turn(user, "test", "session", "allow", "--write", "lent", w.turn(home, "test", "host", "key"))
+	w.user = user
 	return c
 }
 
@@ -158,6 +161,20 @@ func TestInside(t *testing.T) {
 	w.refusals(from)
 	w.again(server, stop, from)
 	w.ofSessions(from)
+	w.lent()
+}
+
+// lent has a Session whose name a user has taken before, for a session to which the operator's key was
+// admitted. No Turn runs where that user reads it; when the session is gone, the object has its own.
+func (w *world) lent() {
+	w.must(w.admin.Create(w.Context(), object(w.T, "Session", "lent", `{}`)))
+	ready := func() string { return reason(w.session("lent").Status.Conditions, v1alpha1.Ready) }
+	w.until("the lent session is refused", func() bool { return ready() == v1alpha1.ReasonDenied })
+	w.turn(w.user, "test", "session", "rm", "lent")
+	w.until("the object has a session of its own", func() bool { return ready() == v1alpha1.ReasonReady })
+	if n := *w.session("lent").Status.Turns; n != 0 {
+		w.Errorf("it has %d turns", n)
+	}
 }
 
 // refusals runs Turns that cannot.

@@ -53,7 +53,8 @@ func (r *sessions) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result, 
 		set(&s.Status.Conditions, s, v1alpha1.Ready, true, v1alpha1.ReasonReady, "")
 	}
 	again := ctrl.Result{}
-	if err != nil && turnstone.KindOf(err) == turnstone.KindNotFound { // a parent may come
+	// A parent may come, and a session of somebody else may go.
+	if k := turnstone.KindOf(err); err != nil && (k == turnstone.KindNotFound || k == turnstone.KindDenied) {
 		again.RequeueAfter = or(r.o.Settle, settleTime)
 	}
 	if same(before.Status, s.Status) {

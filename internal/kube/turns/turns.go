@@ -37,7 +37,8 @@ type Server interface {
 	// Cancel ends the turn of a ticket, if it runs.
 	Cancel(ctx context.Context, namespace, ticket string) error
 
-	// Make makes a session, or returns the one of this name that the operator may use.
+	// Make makes a session, or returns the one of this name that it made before. The error is of kind Denied
+	// if somebody else made one.
 	Make(ctx context.Context, namespace, name, key string) (id string, err error)
 	// Fork makes a branch at a turn, unless the session has it, and returns the session.
 	Fork(ctx context.Context, namespace string, from v1alpha1.TurnRef, branch string) (id, name string, err error)

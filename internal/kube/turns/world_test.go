@@ -35,6 +35,7 @@ type world struct {
 	grace   time.Duration // of Turns that wait; 0: the default
 	most    int           // turns at a time; 0: the default
 	held    int           // bytes of their documents; 0: the default
+	user    string        // home of a client of the tenant default, at a real server
 }
 
 func newWorld(t *testing.T) *world {

@@ -262,6 +262,14 @@ func (x *Executor) RemoveHome(ctx context.Context, name string) error {
 	})
 }
 
+// Owns returns nil if the caller owns a session. The error is of kind NotFound or Invalid if another one does.
+func (x *Executor) Owns(ctx context.Context, session string) error {
+	return x.do(ctx, func(c *wire.Client) error {
+		_, err := c.SessionOwners(ctx, &wire.SessionOwnersParams{Session: session})
+		return err
+	})
+}
+
 // Allow admits the key of another client to a session for a time, for reading, or for writing too.
 // Without a time the key may nothing any more. Only an owner of the session may do that.
 func (x *Executor) Allow(ctx context.Context, session string, client channel.PublicKey, write bool,

@@ -26,6 +26,8 @@ func TestScopes(t *testing.T) {
 		{"unheard:of", "unheard:of", false},
 		{"unheard:*", "unheard:of", false},
 		{"turns:*", "turns:fly", false},
+		{"sandboxes:*", SandboxesManage, false},
+		{"sandboxes:manage", SandboxesManage, true},
 	} {
 		if got := c.have.Covers(c.need); got != c.want {
 			t.Errorf("%q covers %q: %v", c.have, c.need, got)

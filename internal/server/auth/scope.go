@@ -10,7 +10,7 @@ import (
 )
 
 // A Scope is a right, "SERVICE:ACTION"; the action "*" stands for all of the
-// service except admin.
+// service except admin and manage.
 type Scope string
 
 // The scopes. The control API says which of its methods needs which.
@@ -26,7 +26,8 @@ const (
 	SandboxesControl Scope = "sandboxes:control" // pause, resume, fork, snapshot, set the timeout
 	SandboxesExpose  Scope = "sandboxes:expose"
 	SandboxesDelete  Scope = "sandboxes:delete"
-	SandboxesAdmin   Scope = "sandboxes:admin" // control and delete those of other clients
+	SandboxesAdmin   Scope = "sandboxes:admin"  // control and delete those of other clients
+	SandboxesManage  Scope = "sandboxes:manage" // say what manages a new one
 
 	SessionsRead   Scope = "sessions:read"
 	SessionsWrite  Scope = "sessions:write"
@@ -49,15 +50,18 @@ const (
 
 var scopes = []Scope{TurnsRun, TurnsRead, TurnsCancel, TurnsAdmin,
 	SandboxesCreate, SandboxesRead, SandboxesConnect, SandboxesControl, SandboxesExpose,
-	SandboxesDelete, SandboxesAdmin, SessionsRead, SessionsWrite, SessionsDelete, SessionsAdmin, TemplatesRead, TemplatesWrite,
+	SandboxesDelete, SandboxesAdmin, SandboxesManage, SessionsRead, SessionsWrite, SessionsDelete, SessionsAdmin,
+	TemplatesRead, TemplatesWrite,
 	TokensRead, TokensIssue, TokensRevoke, TenantsIssue, NodesRead, NodesWrite, UsageRead, PoolsWrite}
 
 // Scopes returns all scopes without "*", in the order of the documentation.
 func Scopes() []Scope { return slices.Clone(scopes) }
 
-// administrative reports whether the scope is about objects of other clients. "SERVICE:*" does not
-// include it: a token has it only by its name.
-func (s Scope) administrative() bool { return strings.HasSuffix(string(s), ":admin") }
+// administrative reports whether the scope is about objects of other clients, or makes what they believe.
+// "SERVICE:*" does not include it: a token has it only by its name.
+func (s Scope) administrative() bool {
+	return strings.HasSuffix(string(s), ":admin") || s == SandboxesManage
+}
 
 // AllScopes returns "SERVICE:*" for each service, and the administrative scopes.
 func AllScopes() (all []Scope) {

@@ -152,7 +152,7 @@ func (c sandboxService) ForkSandbox(ctx context.Context,
 		plan: func(context.Context) (all []records.Object, err error) {
 			for i := range m.Clients {
 				o := x.Object
-				o.ID, o.Owner, o.Name = string(turnstone.NewSandboxID()), p.Subject, ""
+				o.ID, o.Owner, o.Name, o.ManagedBy = string(turnstone.NewSandboxID()), p.Subject, "", ""
 				if len(m.Names) > 0 {
 					o.Name = m.Names[i]
 				}

@@ -238,7 +238,7 @@ func (n *fakeNode) newSandbox(tenant, id, parent string,
 	s := &v1.Sandbox{SandboxId: id, Name: m.GetName(),
 		State: v1.SandboxState_SANDBOX_STATE_READY, ContextId: m.GetContextId(),
 		Template: m.GetTemplate() + m.GetImage(), TemplateDigest: "d", Substrate: "gvisor",
-		Machine: machine, Metadata: m.GetMetadata(), Created: timestamppb.Now(),
+		Machine: machine, Metadata: m.GetMetadata(), ManagedBy: m.GetManagedBy(), Created: timestamppb.Now(),
 		Changed: timestamppb.Now(), SnapshotId: m.GetSnapshotId(), ParentId: parent}
 	if d := m.GetTimeout(); d != nil {
 		s.Expires = timestamppb.New(time.Now().Add(d.AsDuration()))

@@ -35,6 +35,9 @@ func (c sandboxService) CreateSandbox(ctx context.Context,
 		session = "" // inPlace checks it by its name
 	}
 	err := p.Allow(auth.Request{Scope: scope, Session: session, Template: template})
+	if err == nil && m.ManagedBy != "" {
+		err = p.Allow(auth.Request{Scope: auth.SandboxesManage})
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +93,7 @@ func (c *Controller) planSandbox(ctx context.Context, p auth.Principal, m *v1.Cr
 	room, err = c.guide.Room(want, in.node)
 	return records.Object{Kind: records.Sandbox, ID: string(turnstone.NewSandboxID()),
 		Tenant: p.Tenant, Owner: p.Subject, Node: room.Node, Name: m.Name, Session: in.name,
-		Template: template, Labels: m.Metadata}, room, err
+		Template: template, Labels: m.Metadata, ManagedBy: m.ManagedBy}, room, err
 }
 
 // kept is find for a snapshot that is there.
@@ -293,7 +296,8 @@ func (c sandboxService) GetSandbox(ctx context.Context, r *connect.Request[v1.Ge
 func (c *Controller) sandboxQuery(ctx context.Context, p auth.Principal, f *v1.SandboxFilter) (
 	query, error) {
 	q := query{filter: records.Filter{Kind: records.Sandbox, Name: f.GetName(),
-		Template: f.GetTemplate(), Labels: f.GetMetadata(), IDs: f.GetSandboxIds()}}
+		Template: f.GetTemplate(), Labels: f.GetMetadata(), IDs: f.GetSandboxIds(),
+		ManagedBy: f.GetManagedBy()}}
 	for _, s := range f.GetStates() {
 		q.filter.States = append(q.filter.States, message.SandboxStates.ToRecord(s))
 	}

@@ -87,7 +87,7 @@ func (o *Object) check(op turnstone.Op) error {
 	case !isTime(o.Expires):
 		return invalid(op, o.ID, "the time %v is out of range", o.Expires)
 	}
-	for _, s := range []string{o.Owner, o.Name, o.Session, o.Template, o.Result, o.Reason} {
+	for _, s := range []string{o.Owner, o.Name, o.Session, o.Template, o.Result, o.Reason, o.ManagedBy} {
 		if !isText(s) {
 			return invalid(op, o.ID, "%.80q is no line of at most %d bytes", s, maxText)
 		}

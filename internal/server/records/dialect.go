@@ -16,8 +16,8 @@ type dialect interface {
 	text(statement string) string
 	// hasPrefix is the condition that a text begins with a number of bytes, which follow.
 	hasPrefix(column string) string
-	// hasLabel is the condition that a label has a value, and its arguments before the value.
-	hasLabel(label string) (condition string, args []any)
+	// hasLabel is the condition that a label has a value, and what names the label.
+	hasLabel(label string) (condition, name string)
 	// begin begins a transaction, which is the only one that writes. The loss of a soft one is
 	// possible when power is lost, and only then.
 	begin(ctx context.Context, soft bool) (*sql.Tx, error)
@@ -30,11 +30,6 @@ type dialect interface {
 	fail(op string, err error) error
 	close() error
 }
-
-// labelIndexed is the label that the index objects_label has: Kubernetes' ID of the object that a sandbox
-// was made for. A controller of objects asks for it with each change of one. The index holds only if the
-// query has the label in its text.
-const labelIndexed = "kubernetes.uid"
 
 // A querier is a pool or a transaction.
 type querier interface {

@@ -109,6 +109,7 @@ type Object struct {
 	Reason        string // of a final state
 	Paused        bool   // only in the states ready and running
 	Labels        map[string]string
+	ManagedBy     string    // a path, that its creation alone sets; or ""
 	Detail        []byte    // the caller's own, without content of the tenant; at most MaxDetail
 	Created       time.Time // Create sets it
 	Changed       time.Time // the last change of state or paused
@@ -142,6 +143,7 @@ type Filter struct {
 	Template     string
 	Node         string
 	Labels       map[string]string
+	ManagedBy    string    // with "/" at the end: what begins so
 	Since, Until time.Time // the time of creation; Until is excluded
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 const columns = `seq, kind, id, tenant, owner, node, name, session, template, state, result, reason,
-	paused, labels, detail, created, changed, ended, expires`
+	paused, labels, detail, created, changed, ended, expires, managed_by`
 
 // A row is an object with its place in the order of creation.
 type row struct {
@@ -27,7 +27,7 @@ func scanRow(rows *sql.Rows) (r row, err error) {
 	var created, changed, ended, expires int64
 	err = rows.Scan(&r.seq, &r.Kind, &r.ID, &r.Tenant, &r.Owner, &r.Node, &r.Name, &r.Session,
 		&r.Template, &r.State, &r.Result, &r.Reason, &r.Paused, &labels, &r.Detail,
-		&created, &changed, &ended, &expires)
+		&created, &changed, &ended, &expires, &r.ManagedBy)
 	if err != nil {
 		return r, err
 	}
@@ -176,11 +176,11 @@ func insert(ctx context.Context, tx *transaction, o *Object, key sql.NullInt64) 
 	}
 	done, err := tx.ExecContext(ctx, `INSERT INTO objects (kind, id, tenant, owner, node, name, session,
 		template, state, result, reason, paused, labels, detail, created, changed, ended, expires,
-		key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?)
+		key, managed_by) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)
 		ON CONFLICT (kind, id) DO NOTHING`,
 		o.Kind, o.ID, o.Tenant, o.Owner, o.Node, o.Name, o.Session, o.Template, o.State, o.Result,
 		o.Reason, o.Paused, string(labels), blob(o.Detail), unixNano(o.Created),
-		unixNano(o.Changed), unixNano(o.Expires), key)
+		unixNano(o.Changed), unixNano(o.Expires), key, o.ManagedBy)
 	if err != nil {
 		return err
 	}
@@ -346,8 +346,13 @@ func (f *Filter) where(d dialect) (text string, args []any) {
 		and("id IN (?"+strings.Repeat(", ?", len(f.IDs)-1)+")", anys(f.IDs)...)
 	}
 	for _, name := range slices.Sorted(maps.Keys(f.Labels)) {
-		condition, values := d.hasLabel(name)
-		and(condition, append(values, f.Labels[name])...)
+		condition, label := d.hasLabel(name)
+		and(condition, label, f.Labels[name])
+	}
+	if by := f.ManagedBy; strings.HasSuffix(by, "/") { // as in the index objects_managed, like the next
+		and("managed_by >= ? AND managed_by < ? AND managed_by <> ''", by, by[:len(by)-1]+"0") // '0' is '/'+1
+	} else if by != "" {
+		and("managed_by = ? AND managed_by <> ''", by)
 	}
 	if !f.Since.IsZero() {
 		and("created >= ?", unixNano(f.Since))

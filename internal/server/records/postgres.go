@@ -96,11 +96,8 @@ func (p *postgres) hasPrefix(column string) string {
 }
 
 // hasLabel implements dialect.
-func (p *postgres) hasLabel(label string) (condition string, args []any) {
-	if label == labelIndexed {
-		return "CAST(labels AS jsonb) ->> '" + labelIndexed + "' = ?", nil
-	}
-	return "CAST(labels AS jsonb) ->> ? = ?", []any{label}
+func (p *postgres) hasLabel(label string) (condition, name string) {
+	return "CAST(labels AS jsonb) ->> ? = ?", label
 }
 
 // begin implements dialect. Of all processes one writes at a time, so that the order of commits is

@@ -16,7 +16,7 @@ import (
 )
 
 // schemaVersion is the number of the last file in migrations/sqlite.
-const schemaVersion = 4
+const schemaVersion = 5
 
 // sqlite is the dialect of a file.
 type sqlite struct {
@@ -145,11 +145,8 @@ func (s *sqlite) hasPrefix(column string) string {
 }
 
 // hasLabel implements dialect.
-func (s *sqlite) hasLabel(label string) (condition string, args []any) {
-	if label == labelIndexed {
-		return `json_extract(labels, '$."` + labelIndexed + `"') = ?`, nil
-	}
-	return "json_extract(labels, ?) = ?", []any{`$."` + label + `"`}
+func (s *sqlite) hasLabel(label string) (condition, name string) {
+	return "json_extract(labels, ?) = ?", `$."` + label + `"`
 }
 
 // begin implements dialect. A file has one writer, and its pool waits for the lock.

@@ -203,7 +203,11 @@ type Sandbox struct {
 	Used *Used `protobuf:"bytes,23,opt,name=used,proto3" json:"used,omitempty"`
 	// The version of the program that keeps the machine. It stays when the node's program is replaced:
 	// compare it with Node.version. Empty: unknown.
-	Version       string `protobuf:"bytes,24,opt,name=version,proto3" json:"version,omitempty"`
+	Version string `protobuf:"bytes,24,opt,name=version,proto3" json:"version,omitempty"`
+	// What manages it, as a caller with the scope sandboxes:manage set it at the creation, such as
+	// "kubernetes/CLUSTER/NAMESPACE/NAME/UID". Empty: nothing. Unlike metadata it can be believed. A fork
+	// has none.
+	ManagedBy     string `protobuf:"bytes,25,opt,name=managed_by,json=managedBy,proto3" json:"managed_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -406,6 +410,13 @@ func (x *Sandbox) GetVersion() string {
 	return ""
 }
 
+func (x *Sandbox) GetManagedBy() string {
+	if x != nil {
+		return x.ManagedBy
+	}
+	return ""
+}
+
 // CreateSandboxRequest describes a new sandbox.
 type CreateSandboxRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -446,7 +457,10 @@ type CreateSandboxRequest struct {
 	// Require a substrate whose sandboxes can be paused, forked and kept.
 	Live bool `protobuf:"varint,16,opt,name=live,proto3" json:"live,omitempty"`
 	// The branch of context_id whose head the sandbox starts from; empty: main.
-	Branch        string `protobuf:"bytes,17,opt,name=branch,proto3" json:"branch,omitempty"`
+	Branch string `protobuf:"bytes,17,opt,name=branch,proto3" json:"branch,omitempty"`
+	// What manages the sandbox: a path, of which a filter can name the beginning. The scope
+	// sandboxes:manage is needed to set it, and nothing changes it.
+	ManagedBy     string `protobuf:"bytes,18,opt,name=managed_by,json=managedBy,proto3" json:"managed_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -609,6 +623,13 @@ func (x *CreateSandboxRequest) GetLive() bool {
 func (x *CreateSandboxRequest) GetBranch() string {
 	if x != nil {
 		return x.Branch
+	}
+	return ""
+}
+
+func (x *CreateSandboxRequest) GetManagedBy() string {
+	if x != nil {
+		return x.ManagedBy
 	}
 	return ""
 }
@@ -881,7 +902,9 @@ type SandboxFilter struct {
 	// Every pair must match.
 	Metadata map[string]string `protobuf:"bytes,5,rep,name=metadata,proto3" json:"metadata,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// One of these sandboxes; empty: any.
-	SandboxIds    []string `protobuf:"bytes,6,rep,name=sandbox_ids,json=sandboxIds,proto3" json:"sandbox_ids,omitempty"`
+	SandboxIds []string `protobuf:"bytes,6,rep,name=sandbox_ids,json=sandboxIds,proto3" json:"sandbox_ids,omitempty"`
+	// What manages the sandbox, or, with "/" at the end, the beginning of it.
+	ManagedBy     string `protobuf:"bytes,7,opt,name=managed_by,json=managedBy,proto3" json:"managed_by,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -956,6 +979,13 @@ func (x *SandboxFilter) GetSandboxIds() []string {
 		return x.SandboxIds
 	}
 	return nil
+}
+
+func (x *SandboxFilter) GetManagedBy() string {
+	if x != nil {
+		return x.ManagedBy
+	}
+	return ""
 }
 
 type ListSandboxesRequest struct {
@@ -2334,7 +2364,7 @@ var File_turnstone_v1_sandbox_proto protoreflect.FileDescriptor
 
 const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
-	"\x1aturnstone/v1/sandbox.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aturnstone/v1/channel.proto\x1a\x19turnstone/v1/common.proto\x1a\x1aturnstone/v1/options.proto\"\xa9\a\n" +
+	"\x1aturnstone/v1/sandbox.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aturnstone/v1/channel.proto\x1a\x19turnstone/v1/common.proto\x1a\x1aturnstone/v1/options.proto\"\xc8\a\n" +
 	"\aSandbox\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
@@ -2363,11 +2393,12 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\rtemplate_size\x18\x15 \x01(\x04R\ftemplateSize\x12\x18\n" +
 	"\aremoved\x18\x16 \x01(\bR\aremoved\x12&\n" +
 	"\x04used\x18\x17 \x01(\v2\x12.turnstone.v1.UsedR\x04used\x12\x18\n" +
-	"\aversion\x18\x18 \x01(\tR\aversion\x1a;\n" +
+	"\aversion\x18\x18 \x01(\tR\aversion\x12\x1d\n" +
+	"\n" +
+	"managed_by\x18\x19 \x01(\tR\tmanagedBy\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb3\n" +
-	"\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x98\v\n" +
 	"\x14CreateSandboxRequest\x12D\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tB\x1b\xbaH\x18r\x16(@2\x12^[A-Za-z0-9._:-]*$R\x0eidempotencyKey\x12@\n" +
 	"\btemplate\x18\x02 \x01(\tB\"\xbaH\x1fr\x1d2\x1b^[a-z0-9][a-z0-9._-]{0,62}$H\x00R\btemplate\x12E\n" +
@@ -2389,7 +2420,9 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\x05owner\x18\x0e \x01(\tB)\xbaH&\xd8\x01\x01r!2\x1f^ssh-ed25519 [A-Za-z0-9+/]{68}$R\x05owner\x12>\n" +
 	"\tsubstrate\x18\x0f \x01(\tB \xbaH\x1d\xd8\x01\x01r\x182\x16^[a-z][a-z0-9-]{0,31}$R\tsubstrate\x12\x12\n" +
 	"\x04live\x18\x10 \x01(\bR\x04live\x12C\n" +
-	"\x06branch\x18\x11 \x01(\tB+\xbaH(\xd8\x01\x01r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\x06branch\x1a6\n" +
+	"\x06branch\x18\x11 \x01(\tB+\xbaH(\xd8\x01\x01r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\x06branch\x12c\n" +
+	"\n" +
+	"managed_by\x18\x12 \x01(\tBD\xbaHA\xd8\x01\x01r<(\x80\x0427^[a-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)+$R\tmanagedBy\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a;\n" +
@@ -2412,7 +2445,7 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tB\x18\xbaH\x15r\x132\x11^sb_[0-9a-v]{18}$R\tsandboxId\"E\n" +
 	"\x12GetSandboxResponse\x12/\n" +
-	"\asandbox\x18\x01 \x01(\v2\x15.turnstone.v1.SandboxR\asandbox\"\xc5\x04\n" +
+	"\asandbox\x18\x01 \x01(\v2\x15.turnstone.v1.SandboxR\asandbox\"\x8d\x05\n" +
 	"\rSandboxFilter\x12G\n" +
 	"\x06states\x18\x01 \x03(\x0e2\x1a.turnstone.v1.SandboxStateB\x13\xbaH\x10\x92\x01\r\x10\x05\x18\x01\"\a\x82\x01\x04\x10\x01 \x00R\x06states\x12?\n" +
 	"\x04name\x18\x02 \x01(\tB+\xbaH(\xd8\x01\x01r#2!^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$R\x04name\x12J\n" +
@@ -2421,7 +2454,9 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\btemplate\x18\x04 \x01(\tB0\xbaH-\xd8\x01\x01r(2&^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,254}$R\btemplate\x12\x90\x01\n" +
 	"\bmetadata\x18\x05 \x03(\v2).turnstone.v1.SandboxFilter.MetadataEntryBI\xbaHF\x9a\x01C\x10\b\"#r!(@2\x1d^[A-Za-z0-9][A-Za-z0-9._/-]*$*\x1ar\x18(\x80\x022\x13^[^\\x00-\\x1f\\x7f]*$R\bmetadata\x12@\n" +
 	"\vsandbox_ids\x18\x06 \x03(\tB\x1f\xbaH\x1c\x92\x01\x19\x10d\"\x15r\x132\x11^sb_[0-9a-v]{18}$R\n" +
-	"sandboxIds\x1a;\n" +
+	"sandboxIds\x12F\n" +
+	"\n" +
+	"managed_by\x18\a \x01(\tB'\xbaH$\xd8\x01\x01r\x1f(\x80\x042\x1a^[a-z0-9][A-Za-z0-9._/-]*$R\tmanagedBy\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"s\n" +

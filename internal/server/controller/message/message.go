@@ -118,7 +118,7 @@ func Sandbox(x Seen) *v1.Sandbox {
 	if x.State.Final() {
 		s.Reason = sandboxReasons.ToMessage(x.Reason)
 	}
-	s.Paused, s.Metadata = x.Paused, x.Labels
+	s.Paused, s.Metadata, s.ManagedBy = x.Paused, x.Labels, x.ManagedBy
 	s.Created, s.Changed = Timestamp(x.Created), Timestamp(x.Changed)
 	if x.Template != "" {
 		s.Template = x.Template
@@ -165,11 +165,11 @@ func (r *Report) Valid() bool {
 func OfSandbox(tenant string, s *v1.Sandbox) Report {
 	d := copyOf(s)
 	d.SandboxId, d.Name, d.State, d.Reason, d.Paused, d.ContextId = "", "", 0, 0, false, ""
-	d.Metadata, d.Created, d.Changed, d.Node, d.Removed = nil, nil, nil, "", false
+	d.Metadata, d.ManagedBy, d.Created, d.Changed, d.Node, d.Removed = nil, "", nil, nil, "", false
 	return Report{Object: records.Object{Kind: records.Sandbox, ID: s.GetSandboxId(),
 		Tenant: tenant, Name: s.GetName(), Template: s.GetTemplate(), Session: s.GetContextId(),
 		State: SandboxStates.ToRecord(s.GetState()), Paused: s.GetPaused(),
-		Reason: sandboxReasons.ToRecord(s.GetReason()), Labels: s.GetMetadata(),
+		Reason: sandboxReasons.ToRecord(s.GetReason()), Labels: s.GetMetadata(), ManagedBy: s.GetManagedBy(),
 		Created: orNow(s.GetCreated()), Detail: encode(d)}, At: Instant(s.GetChanged())}
 }
 

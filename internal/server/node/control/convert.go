@@ -101,7 +101,7 @@ func (s *Service) sandboxOf(i sandboxes.Info, r *kept.Sandbox) *v1.Sandbox {
 		out.ContextId = i.Session.Name
 	}
 	if r != nil {
-		out.Metadata, out.SnapshotId = r.Metadata, r.From
+		out.Metadata, out.ManagedBy, out.SnapshotId = r.Metadata, r.Managed, r.From
 		out.ContextId = cmp.Or(out.ContextId, r.Context)
 	}
 	return out

@@ -37,14 +37,17 @@ func (s *scene) enter(t *testing.T, p person, c *v1.Channel) error {
 func TestKeys(t *testing.T) {
 	s, ada, bob, sign := newScene(t, nil), of("team"), of("team"), owner(t)
 	id := s.made(t, ada, func(q *v1.CreateSandboxRequest) {
-		q.Owner = sign.Public.String()
+		q.Owner, q.ManagedBy = sign.Public.String(), "test/parent"
 	}).SandboxId
 	_, err := s.connect(t, bob, id)
 	want(t, "another key", err, turnstone.KindInvalid)
 	fork := func(p person) error {
-		_, err := call(t, s.ForkSandbox, &v1.NodeServiceForkSandboxRequest{Principal: p.Principal,
+		made, err := call(t, s.ForkSandbox, &v1.NodeServiceForkSandboxRequest{Principal: p.Principal,
 			SandboxIds: []string{sandboxID()}, Request: &v1.ForkSandboxRequest{SandboxId: id,
 				Clients: []*v1.ChannelClient{p.client()}}})
+		if err == nil && made.Clones[0].Sandbox.ManagedBy != "" {
+			t.Error("a clone is managed as its parent is")
+		}
 		return err
 	}
 	want(t, "a clone for another key", fork(bob), turnstone.KindInvalid)

@@ -114,7 +114,7 @@ func (s *Service) CreateSandbox(ctx context.Context,
 	if q.ContextId == "" {
 		r.Msg.SessionId = "" // a controller puts nothing into a session that the caller did not name
 	}
-	rec := &kept.Sandbox{ID: id, Request: api.RequestDigest(q), Metadata: q.Metadata,
+	rec := &kept.Sandbox{ID: id, Request: api.RequestDigest(q), Metadata: q.Metadata, Managed: q.ManagedBy,
 		Context: q.ContextId, Session: turnstone.SessionID(r.Msg.SessionId),
 		From:   q.GetSnapshotId(),
 		Holder: kept.Holder{Client: who.key, Owner: q.Owner, Open: q.Client == nil}}

@@ -29,7 +29,7 @@ func TestSandbox(t *testing.T) {
 	s, ada := newScene(t, nil), of("ada")
 	id := sandboxID()
 	ask := func(q *v1.CreateSandboxRequest) {
-		q.Name, q.Metadata = "box", map[string]string{"for": "tests"}
+		q.Name, q.Metadata, q.ManagedBy = "box", map[string]string{"for": "tests"}, "test/box"
 		q.Env, q.Cwd = map[string]string{"B": "2", "A": "1"}, "/tmp"
 		q.Timeout = durationpb.New(time.Minute)
 	}
@@ -39,7 +39,7 @@ func TestSandbox(t *testing.T) {
 	}
 	sb := made.Sandbox
 	if sb.SandboxId != id || sb.State != v1.SandboxState_SANDBOX_STATE_READY || sb.Name != "box" ||
-		sb.Metadata["for"] != "tests" || sb.Node != "n1" || sb.Template != "fine" ||
+		sb.Metadata["for"] != "tests" || sb.ManagedBy != "test/box" || sb.Node != "n1" || sb.Template != "fine" ||
 		sb.Expires == nil || sb.Machine.Cpus != 1 {
 		t.Fatalf("%v", sb)
 	}

@@ -50,7 +50,7 @@ func synced(r *v1.WatchNodeResponse) bool { return r.Event == v1.WatchEvent_WATC
 // TestWatch lists what there is, and then tells of each kind of object.
 func TestWatch(t *testing.T) {
 	s, ada := newScene(t, nil), of("ada")
-	old := s.made(t, ada, nil)
+	old := s.made(t, ada, func(q *v1.CreateSandboxRequest) { q.ManagedBy = "test/old" })
 	s.stop(t)
 	s.start(t)
 	v := s.watch(t)
@@ -59,7 +59,7 @@ func TestWatch(t *testing.T) {
 		if r.Event == v1.WatchEvent_WATCH_EVENT_LISTED {
 			listed = append(listed, fmt.Sprintf("%T", r.Object))
 			if sb := r.GetSandbox(); sb != nil && (sb.Tenant != "ada" ||
-				sb.Sandbox.SandboxId != old.SandboxId || sb.Sandbox.Metadata != nil) {
+				sb.Sandbox.SandboxId != old.SandboxId || sb.Sandbox.Metadata != nil || sb.Sandbox.ManagedBy != "test/old") {
 				t.Errorf("%v", sb)
 			}
 		}

@@ -34,7 +34,8 @@ type Sandbox struct {
 	Request turnstone.Digest    `json:"request"` // of the request that made it
 	Holder
 	Metadata map[string]string   `json:"metadata,omitempty"`
-	Context  string              `json:"context,omitempty"` // name of its session
+	Managed  string              `json:"managed_by,omitempty"` // of the request; a fork has none
+	Context  string              `json:"context,omitempty"`    // name of its session
 	Session  turnstone.SessionID `json:"session,omitempty"`
 	From     string              `json:"from,omitempty"` // ID of the snapshot that it started from
 	Ports    []Port              `json:"ports,omitempty"`

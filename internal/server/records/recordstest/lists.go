@@ -16,7 +16,7 @@ import (
 // tenant that is disabled makes nothing.
 func testTenants(t *testing.T, f *fixture) {
 	o := object(records.Sandbox)
-	o.Tenant, o.Owner, o.Labels = "b", "somebody", map[string]string{"x/y": "<z>"}
+	o.Tenant, o.Owner, o.Labels, o.ManagedBy = "b", "somebody", map[string]string{"x/y": "<z>"}, "k/c"
 	o.Session, o.Template, o.Detail = "s", "python", []byte{0, 1, 255}
 	o.Expires = f.Now().Add(time.Hour)
 	made := f.make(o)[0]
@@ -137,7 +137,7 @@ func testFilters(t *testing.T, f *fixture) {
 		if i == 5 {
 			o.Name, o.Template, o.Node, o.Labels = "", "node", "m", nil
 		} else if i < 3 {
-			o.Labels["kubernetes.uid"] = fmt.Sprint("u", i/2) // which has an index
+			o.ManagedBy = fmt.Sprintf("k/c/n%d/u%d", i/2, i)
 		}
 		all = append(all, f.make(o)[0])
 		f.Pass(time.Hour)
@@ -164,9 +164,11 @@ func testFilters(t *testing.T, f *fixture) {
 		"label":     {records.Filter{Labels: map[string]string{"env": "1"}}, []int{1, 4}},
 		"labels": {records.Filter{Labels: map[string]string{"env": "1", "team.x/y": "é<&>"}},
 			[]int{1, 4}},
-		"indexed":     {records.Filter{Labels: map[string]string{"kubernetes.uid": "u0"}}, []int{0, 1}},
-		"indexed too": {records.Filter{Labels: map[string]string{"kubernetes.uid": "u0", "env": "1"}}, []int{1}},
-		"not indexed": {records.Filter{Labels: map[string]string{"kubernetes.uid": ""}}, nil},
+		"managed":     {records.Filter{ManagedBy: "k/c/n0/u1"}, []int{1}},
+		"managed too": {records.Filter{ManagedBy: "k/c/n0/", Labels: map[string]string{"env": "1"}}, []int{1}},
+		"all managed": {records.Filter{ManagedBy: "k/"}, []int{0, 1, 2}},
+		"a beginning": {records.Filter{ManagedBy: "k/c/n0"}, nil},
+		"other case":  {records.Filter{ManagedBy: "K/"}, nil},
 		"no label":    {records.Filter{Labels: map[string]string{"other": ""}}, nil},
 		"time":        {records.Filter{Since: born(1), Until: born(3)}, []int{1, 2}},
 		"several":     {records.Filter{Session: "s0", Since: born(1)}, []int{2, 4}},
@@ -213,10 +215,10 @@ func testReconcile(t *testing.T, f *fixture) {
 		return records.Object{Kind: o.Kind, ID: o.ID, State: s}
 	}
 	unknown := object(records.Sandbox)
-	unknown.State, unknown.Name, unknown.Tenant = records.Running, "adopted", "c"
+	unknown.State, unknown.Name, unknown.Tenant, unknown.ManagedBy = records.Running, "adopted", "c", "k/c"
 	nobody := records.Object{Kind: records.Sandbox, ID: "sb_nobody", State: records.Ready}
 	paused := seen(runs, records.Running)
-	paused.Paused, paused.Detail = true, []byte("d")
+	paused.Paused, paused.Detail, paused.ManagedBy = true, []byte("d"), "k/c"
 	report := records.Report{Node: "n", Mark: mark, Pending: []string{pending.ID},
 		Objects: []records.Object{
 			seen(same, records.Ready), paused, seen(back, records.Creating),
@@ -257,10 +259,14 @@ func testReconcile(t *testing.T, f *fixture) {
 	if got := f.get(turn); got.Result != records.ResultError {
 		t.Errorf("the lost turn is %+v", got)
 	}
+	if got := f.get(runs); got.ManagedBy != "" {
+		t.Errorf("a node has changed what manages a sandbox: %+v", got)
+	}
 	if got := f.get(runs); !got.Paused || string(got.Detail) != "d" {
 		t.Errorf("the sandbox that runs is %+v", got)
 	}
-	if got := f.get(unknown); got.Name != "adopted" || got.Node != "n" || got.Tenant != "c" {
+	if got := f.get(unknown); got.Name != "adopted" || got.Node != "n" || got.Tenant != "c" ||
+		got.ManagedBy != "k/c" {
 		t.Errorf("the adopted sandbox is %+v", got)
 	}
 	if again, err := f.Reconcile(t.Context(), report); err != nil || len(again.Changed)+

@@ -225,6 +225,7 @@ Sandbox = TypedDict(
         "removed": "bool",
         "used": "Used",
         "version": "str",
+        "managedBy": "str",
     },
     total=False,
 )
@@ -249,6 +250,7 @@ CreateSandboxRequest = TypedDict(
         "substrate": "str",
         "live": "bool",
         "branch": "str",
+        "managedBy": "str",
     },
     total=False,
 )
@@ -300,6 +302,7 @@ SandboxFilter = TypedDict(
         "template": "str",
         "metadata": "dict[str, str]",
         "sandboxIds": "list[str]",
+        "managedBy": "str",
     },
     total=False,
 )
@@ -1257,6 +1260,7 @@ MESSAGES: dict[str, dict[str, Field]] = {
         "removed": Field(22, "bool", "one", ""),
         "used": Field(23, "message", "one", "turnstone.v1.Used"),
         "version": Field(24, "string", "one", ""),
+        "managedBy": Field(25, "string", "one", ""),
     },
     "turnstone.v1.CreateSandboxRequest": {
         "idempotencyKey": Field(1, "string", "one", ""),
@@ -1276,6 +1280,7 @@ MESSAGES: dict[str, dict[str, Field]] = {
         "substrate": Field(15, "string", "one", ""),
         "live": Field(16, "bool", "one", ""),
         "branch": Field(17, "string", "one", ""),
+        "managedBy": Field(18, "string", "one", ""),
     },
     "turnstone.v1.CreateSandboxResponse": {
         "sandbox": Field(1, "message", "one", "turnstone.v1.Sandbox"),
@@ -1302,6 +1307,7 @@ MESSAGES: dict[str, dict[str, Field]] = {
         "template": Field(4, "string", "one", ""),
         "metadata": Field(5, "string", "map", ""),
         "sandboxIds": Field(6, "string", "list", ""),
+        "managedBy": Field(7, "string", "one", ""),
     },
     "turnstone.v1.ListSandboxesRequest": {
         "page": Field(1, "message", "one", "turnstone.v1.Page"),
