@@ -136,11 +136,14 @@ func (s *Store) read(id turnstone.SandboxID) (Info, error) {
 			return i, nil
 		}
 		found, err := s.bury(dir, id)
+		if errors.Is(err, fs.ErrNotExist) {
+			return Info{}, notFound(string(id)) // removed meanwhile
+		}
 		if found != nil || err != nil {
 			return *cmp.Or(found, &i), err
 		}
-		// The lock is held by the holder, or briefly by another reader.
-		if try == 20 || i.Holder.alive() {
+		// The lock is held by the holder, or by another reader until its write is on the disk.
+		if try == 1000 || i.Holder.alive() {
 			return i, nil
 		}
 		time.Sleep(5 * time.Millisecond)
@@ -148,10 +151,10 @@ func (s *Store) read(id turnstone.SandboxID) (Info, error) {
 }
 
 // bury records that a sandbox's holder has died if the lock is free. It returns nil if the lock is
-// held.
+// held, and fs.ErrNotExist if the sandbox is removed at any moment of this.
 func (s *Store) bury(dir string, id turnstone.SandboxID) (*Info, error) {
-	if _, err := os.Stat(filepath.Join(dir, lockFile)); errors.Is(err, fs.ErrNotExist) {
-		return nil, notFound(string(id)) // it is being removed
+	if _, err := os.Stat(filepath.Join(dir, lockFile)); err != nil { // TryAcquire would make one
+		return nil, err
 	}
 	lock, err := statedir.TryAcquire(filepath.Join(dir, lockFile))
 	if lock == nil || err != nil {
@@ -159,9 +162,6 @@ func (s *Store) bury(dir string, id turnstone.SandboxID) (*Info, error) {
 	}
 	defer lock.Release()
 	i, err := readInfo(dir, id)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, notFound(string(id))
-	}
 	if err != nil || i.State.Final() {
 		return &i, err
 	}

@@ -118,11 +118,17 @@ func TestMachineShared(t *testing.T) {
 	c, stranger := g.client(), g.client()
 	c.must("run", "--session", "work", write(t, "```bash\necho 41 > kept\n```\n"))
 	first := g.nodeOf()
-	other := map[string]string{"one": "two", "two": "one"}[first]
-	// warm state is preferred
-	if c.must("run", "--session", "work", write(t, "```bash\ncat kept\n```\n")); g.nodeOf() != first {
-		t.Errorf("the second turn ran at %s, the first at %s", g.nodeOf(), first)
+	// Warm state is preferred. A busy machine may have made that node silent for so long, or so full, that
+	// another one was better: then the turn after that has its warm state there.
+	turns := 1
+	for last := ""; last != first; turns++ {
+		if last = first; turns > 5 {
+			t.Fatalf("no turn of %d ran at the node of the one before", turns)
+		}
+		c.must("run", "--session", "work", write(t, "```bash\ncat kept\n```\n"))
+		first = g.nodeOf()
 	}
+	other := map[string]string{"one": "two", "two": "one"}[first]
 	killed(g.nodes[first])
 	out := c.must("run", "--session", "work", write(t, "```bash\necho $(($(cat kept) + 1))\n```\n"))
 	if !strings.Contains(out, "\n42\n") || g.nodeOf() != other {
@@ -131,7 +137,8 @@ func TestMachineShared(t *testing.T) {
 	g.await(other)
 	for _, x := range []struct{ args, want string }{
 		{"log work", "passed"}, {"session ls", "work"}, {"show work@1 --receipt", "41"},
-		{"show work@3 --receipt", "42"}, {"cat work@1:kept", "41"}, {"fork work@1 --branch early", ""},
+		{fmt.Sprintf("show work@%d --receipt", turns+1), "42"}, {"cat work@1:kept", "41"},
+		{"fork work@1 --branch early", ""},
 	} {
 		out, errs, err := c.turn(strings.Fields(x.args)...)
 		if err != nil || !strings.Contains(out, x.want) {

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -19,7 +20,7 @@ import (
 const (
 	maxPage  = 100
 	maxPages = 100 // that are read for a list in the order of starts
-	// oldestFirst begins a token of a list in the order of starts; the ID of its last sandbox follows.
+	// oldestFirst begins a token of a list in the order of starts; the place of its last sandbox follows.
 	oldestFirst = "asc."
 	nextHeader  = "X-Next-Token"
 )
@@ -172,7 +173,10 @@ func (d *Door) selected(l *listQuery, all []*v1.Sandbox) (infos []sandboxInfo) {
 
 // oldest returns a page in the order of starts.
 func (d *Door) oldest(ctx context.Context, l *listQuery) ([]sandboxInfo, string, error) {
-	last := strings.TrimPrefix(l.token, oldestFirst)
+	last, err := parsePlace(l.token)
+	if err != nil {
+		return nil, "", err
+	}
 	l.asc, l.token = false, ""
 	infos, size := []sandboxInfo{}, l.limit
 	l.limit = maxPage
@@ -186,18 +190,11 @@ func (d *Door) oldest(ctx context.Context, l *listQuery) ([]sandboxInfo, string,
 			break
 		}
 	}
-	slices.SortFunc(infos, func(a, b sandboxInfo) int { // IDs are in the order of starts
-		return strings.Compare(a.SandboxID, b.SandboxID)
-	})
-	from, _ := slices.BinarySearchFunc(infos, last+"\x00", func(i sandboxInfo, id string) int {
-		return strings.Compare(i.SandboxID, id)
-	})
-	if last == "" {
-		from = 0
-	}
+	slices.SortFunc(infos, func(a, b sandboxInfo) int { return placeOf(a).compare(placeOf(b)) })
+	from := sort.Search(len(infos), func(n int) bool { return placeOf(infos[n]).compare(last) > 0 })
 	page := infos[from:min(from+size, len(infos))]
 	if from+size < len(infos) {
-		return page, oldestFirst + page[len(page)-1].SandboxID, nil
+		return page, placeOf(page[len(page)-1]).token(), nil
 	}
 	return page, "", nil
 }

@@ -75,9 +75,9 @@ func onBusyHost(f func()) {
 			}
 		})
 	}
+	defer busy.Wait() // also when f ends the test
+	defer stop.Store(true)
 	f()
-	stop.Store(true)
-	busy.Wait()
 }
 
 func runStrict(t *testing.T, s *Substrate, m substrate.Machine,
@@ -106,7 +106,7 @@ func runStrict(t *testing.T, s *Substrate, m substrate.Machine,
 		}
 		return err
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
 	began := time.Now()
 	vm, err := s.Restore(ctx, m)

@@ -63,7 +63,8 @@ func TestIndex(t *testing.T) {
 	}
 }
 
-// TestManyMessages: a repeated message about a long script costs little more than a single message.
+// TestManyMessages: a repeated message about a long script costs little more processor time than a single
+// message.
 func TestManyMessages(t *testing.T) {
 	const lines = 100_000
 	script := syntax.ParseAs([]byte(strings.Repeat("echo hello world\n", lines)), "bash")
@@ -75,10 +76,10 @@ func TestManyMessages(t *testing.T) {
 		}
 		best := time.Hour
 		for range 3 {
-			began := time.Now()
+			began := cpuTime(t)
 			found := d.Find(0, Failure{Command: lines - 1, ExitCode: 1,
 				Stderr: []byte(said.String())})
-			best = min(best, time.Since(began))
+			best = min(best, cpuTime(t)-began)
 			if len(found) != min(messages, maxFound) || found[0].Span.Line != lines-messages+1 {
 				t.Fatalf("%d findings, the first %+v", len(found), found[0])
 			}

@@ -235,22 +235,31 @@ func (n *nodeScene) frames(t testing.TB) net.Conn {
 
 // TestIdleChannel ends a silent channel, and one that pings continues.
 func TestIdleChannel(t *testing.T) {
-	n := newNodeScene(t, limits(Limits{Idle: 3 * time.Second}))
+	const idle = 3 * time.Second
+	n := newNodeScene(t, limits(Limits{Idle: idle}))
 	silent, busy := n.raw(t, n.token(t)), n.frames(t)
 	stop := make(chan struct{})
 	go func() {
 		defer close(stop)
 		_, _ = io.ReadAll(silent) // it ends
 	}()
+	pinged := time.Now()
 	for ended := false; !ended; {
 		select {
 		case <-stop:
 			ended = true
 		case <-time.After(20 * time.Millisecond):
 		}
-		check(t, ws.WriteFrame(busy, ws.MaskFrame(ws.NewPingFrame(nil))))
-		f, err := ws.ReadFrame(busy)
-		if err != nil || f.Header.OpCode != ws.OpPong {
+		before := pinged
+		pinged = time.Now()
+		err := ws.WriteFrame(busy, ws.MaskFrame(ws.NewPingFrame(nil)))
+		var f ws.Frame
+		if err == nil {
+			f, err = ws.ReadFrame(busy)
+		}
+		if err != nil && time.Since(before) >= idle { // a busy machine let it be silent, too
+			busy = n.frames(t)
+		} else if err != nil || f.Header.OpCode != ws.OpPong {
 			t.Fatal(f, err)
 		}
 	}

@@ -26,19 +26,27 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// newMachines returns a scene whose sandboxes are machines.
-func newMachines(t *testing.T, tenants ...string) *scene {
+// newMachines returns a scene whose sandboxes are machines, of a tenant without any data. The home is that
+// of all tests of the user: nobody else has the tenant meanwhile.
+func newMachines(t *testing.T, tenant string) *scene {
 	t.Helper()
 	home := testhome.Dir(t)
+	lock, err := statedir.Acquire(t.Context(), filepath.Join(home, tenant+".lock"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(lock.Release) // after all that the scene does at its end
+	dir := filepath.Join(home, "tenants", tenant)
+	if err := os.RemoveAll(dir); err != nil { // of a test that was killed
+		t.Fatal(err)
+	}
 	s := &scene{dir: home, holder: machineHolder, o: control.Options{Version: "1"}}
 	s.options.Runsc = os.Getenv("TURN_RUNSC")
 	s.start(t)
 	t.Cleanup(func() {
 		s.clean(t)
-		for _, name := range tenants {
-			if err := os.RemoveAll(filepath.Join(home, "tenants", name)); err != nil {
-				t.Error(err)
-			}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
 		}
 	})
 	return s

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"turnstone.dev/turnstone/internal/store/blob/s3/pace"
@@ -166,37 +167,39 @@ func (blocked) Close() error { return nil }
 // TestStall: a server that is silent ends its request, before its answer and in it; a slow reader
 // does not.
 func TestStall(t *testing.T) {
-	const stall = 20 * time.Millisecond
-	silent := pace.New(tripper(func(r *http.Request) (*http.Response, error) {
-		<-r.Context().Done()
-		return nil, r.Context().Err()
-	}), pace.Options{Stall: stall})
-	if _, err := ask(silent, t.Context()); !errors.Is(err, pace.ErrStalled) {
-		t.Errorf("no answer: %v", err)
-	}
-	half := pace.New(tripper(func(r *http.Request) (*http.Response, error) {
-		res := answer(http.StatusOK)
-		res.Body = struct {
-			io.Reader
-			io.Closer
-		}{io.MultiReader(strings.NewReader("half"), blocked{r.Context()}), blocked{}}
-		return res, nil
-	}), pace.Options{Stall: stall})
-	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://bucket/", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	res, err := half.RoundTrip(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = res.Body.Close() }()
-	time.Sleep(3 * stall) // the reader's own time
-	b := make([]byte, 4)
-	if _, err := io.ReadFull(res.Body, b); err != nil || string(b) != "half" {
-		t.Errorf("%q %v", b, err)
-	}
-	if _, err := res.Body.Read(b); !errors.Is(err, pace.ErrStalled) {
-		t.Errorf("a silent body: %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		const stall = 20 * time.Millisecond
+		silent := pace.New(tripper(func(r *http.Request) (*http.Response, error) {
+			<-r.Context().Done()
+			return nil, r.Context().Err()
+		}), pace.Options{Stall: stall})
+		if _, err := ask(silent, t.Context()); !errors.Is(err, pace.ErrStalled) {
+			t.Errorf("no answer: %v", err)
+		}
+		half := pace.New(tripper(func(r *http.Request) (*http.Response, error) {
+			res := answer(http.StatusOK)
+			res.Body = struct {
+				io.Reader
+				io.Closer
+			}{io.MultiReader(strings.NewReader("half"), blocked{r.Context()}), blocked{}}
+			return res, nil
+		}), pace.Options{Stall: stall})
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://bucket/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := half.RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = res.Body.Close() }()
+		time.Sleep(3 * stall) // the reader's own time
+		b := make([]byte, 4)
+		if _, err := io.ReadFull(res.Body, b); err != nil || string(b) != "half" {
+			t.Errorf("%q %v", b, err)
+		}
+		if _, err := res.Body.Read(b); !errors.Is(err, pace.ErrStalled) {
+			t.Errorf("a silent body: %v", err)
+		}
+	})
 }
