@@ -22,7 +22,10 @@ require (
 	turnstone.dev/turnstone v0.0.0
 )
 
-require github.com/containerd/fifo v1.1.0 // indirect
+require (
+	github.com/containerd/fifo v1.1.0 // indirect
+	pgregory.net/rapid v1.3.0 // indirect
+)
 
 require (
 	github.com/docker/cli v29.7.2+incompatible // indirect

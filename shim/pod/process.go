@@ -298,6 +298,9 @@ func (p *Process) Resize(ctx context.Context, columns, rows uint32) error {
 	if columns == 0 || rows == 0 || columns > 0xffff || rows > 0xffff {
 		return nil
 	}
-	return p.by.ProcessResize(ctx, &wire.ProcessResizeParams{ProcessID: p.name,
-		Columns: int64(columns), Rows: int64(rows)})
+	_, err := bounded(ctx, func() (struct{}, error) {
+		return struct{}{}, p.by.ProcessResize(ctx, &wire.ProcessResizeParams{ProcessID: p.name,
+			Columns: int64(columns), Rows: int64(rows)})
+	})
+	return err
 }
