@@ -27,6 +27,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/shim/pod"
 	"turnstone.dev/turnstone/shim/spec"
 )
 
@@ -223,7 +224,8 @@ func (s *Service) watch(p machine) {
 func (s *Service) owner(container string) spec.Owner {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return spec.Owner{Container: container, Sandbox: s.id, UID: s.asked.UID}
+	return spec.Owner{Container: container, Sandbox: s.id, UID: s.asked.UID,
+		Below: pod.Below}
 }
 
 // Platform implements the sandbox API.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -215,6 +216,8 @@ func TestPods(t *testing.T) {
 	testSubstrate(t, b)
 	t.Run("hostile image", func(t *testing.T) { testHostileImage(t, b) })
 	t.Run("many execs", func(t *testing.T) { testExecs(t, b) })
+	t.Run("hostile execs", func(t *testing.T) { testHostile(t, b) })
+	t.Run("deaths", func(t *testing.T) { testDeaths(t, b) })
 	t.Run("refusals", func(t *testing.T) { testRefusals(t, b) })
 	t.Run("containerd restarts", func(t *testing.T) { testRestart(t, b) })
 	t.Run("killed shim", func(t *testing.T) { testKilled(t, b) })
@@ -383,14 +386,16 @@ func testVolumes(t *testing.T, b *Bed) {
 	check(t, os.Symlink("..1", config+"/..data"))
 	check(t, os.Symlink("..data/key", config+"/key"))
 	check(t, os.WriteFile(message, nil, 0o644))
+	part := b.subPath(t, "volumes", "scratch", "a/part")
 	p := b.pod(t, "volumes")
 	mounts := func(c object) {
 		c["mounts"] = []object{
 			{"container_path": "/config", "host_path": config, "readonly": true},
 			{"container_path": "/scratch", "host_path": empty},
-			{"container_path": "/dev/termination-log", "host_path": message}}
+			{"container_path": "/dev/termination-log", "host_path": message},
+			{"container_path": "/part", "host_path": part}}
 	}
-	writer := p.run("writer", mounts, "sh", "-c", "cat /config/key; echo shared > /scratch/file;"+
+	writer := p.run("writer", mounts, "sh", "-c", "cat /config/key; echo shared > /scratch/file; echo in part > /part/file;"+
 		"echo last words > /dev/termination-log; touch /config/x && exit 9; exit 5")
 	if code := p.await(writer); code != 5 {
 		t.Errorf("exit code %d; its log: %s", code, p.logs(writer))
@@ -401,14 +406,15 @@ func testVolumes(t *testing.T, b *Bed) {
 	if text, err := os.ReadFile(message); err != nil || string(text) != "last words\n" {
 		t.Errorf("the termination message: %q, %v", text, err)
 	}
-	if left, _ := os.ReadDir(empty); len(left) != 0 {
+	if left, _ := os.ReadDir(empty); len(left) != 1 { // the subPath
 		t.Errorf("the host has %v of an emptyDir", left)
 	}
 	reader := p.run("reader", func(c object) {
 		mounts(c)
 		c["mounts"] = c["mounts"].([]object)[:2]
 	}, "sleep", "1000")
-	if out := p.exec(reader, "cat", "/scratch/file"); out != "shared" {
+	if out := p.exec(reader, "cat", "/scratch/a/part/file", "/scratch/file"); out !=
+		"in part\nshared" {
 		t.Errorf("of another container: %q", out)
 	}
 	check(t, os.Symlink("..2", config+"/..new"))
@@ -421,6 +427,22 @@ func testVolumes(t *testing.T, b *Bed) {
 	})
 }
 
+// subPath mounts the folder sub of an emptyDir as the kubelet does, and returns where.
+func (b *Bed) subPath(t *testing.T, pod, volume, sub string) string {
+	t.Helper()
+	dir := filepath.Join(b.path("pods"), pod)
+	from := filepath.Join(dir, "volumes/kubernetes.io~empty-dir", volume, sub)
+	to := filepath.Join(dir, "volume-subpaths", volume, "main/0")
+	check(t, errors.Join(os.MkdirAll(from, 0o777), os.MkdirAll(to, 0o755)))
+	check(t, syscall.Mount(from, to, "", syscall.MS_BIND, ""))
+	t.Cleanup(func() {
+		if err := syscall.Unmount(to, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return to
+}
+
 func testRefusals(t *testing.T, b *Bed) {
 	for _, x := range []struct {
 		linux object
@@ -429,6 +451,8 @@ func testRefusals(t *testing.T, b *Bed) {
 		{namespaces(object{"network": 2}), "hostNetwork: the host's network"},
 		{namespaces(object{"pid": 2}), "hostPID: "},
 		{namespaces(object{"ipc": 2}), "hostIPC: "},
+		{namespaces(object{"userns_options": object{"uids": []object{{"host_id": 100000, "length": 1}},
+			"gids": []object{{"host_id": 100000, "length": 1}}}}), "hostUsers: "},
 		{object{"security_context": object{"privileged": true}}, "securityContext.privileged: "},
 		{object{"resources": object{"memory_limit_in_bytes": 1 << 50}}, "resources.limits.memory: "},
 		{object{"sysctls": object{"net/../../x": "1"}}, "linux.sysctl: "},
@@ -469,17 +493,35 @@ func testRefusals(t *testing.T, b *Bed) {
 func testRestart(t *testing.T, b *Bed) {
 	p := b.pod(t, "restart")
 	id := p.run("main", nil, "sh", "-c", "while true; do echo tick; sleep 0.2; done")
+	before := p.run("ended", nil, "sh", "-c", "exit 5")
+	if code := p.await(before); code != 5 {
+		t.Errorf("exit code %d", code)
+	}
+	away := p.run("ends", nil, "sh", "-c", "nc -l -p 9000 </dev/null; exit 6")
+	address := p.address() + ":9000"
 	b.Kill()
+	eventually(t, "a connection while containerd is away", func() error {
+		c, err := net.Dial("tcp", address) //nolint:noctx // bounded by eventually
+		if err == nil {
+			err = c.Close()
+		}
+		return err
+	})
 	check(t, b.Start())
+	for id, want := range map[string]int{before: 5, away: 6} {
+		if code := p.await(id); code != want {
+			t.Errorf("after the restart: exit code %d, want %d", code, want)
+		}
+	}
 	if state, _, _ := p.status(id); state != "CONTAINER_RUNNING" {
 		t.Errorf("after the restart: %s", state)
 	}
 	if out := p.exec(id, "echo", "still here"); out != "still here" {
 		t.Errorf("exec after the restart: %q", out)
 	}
-	before := len(p.logs(id))
+	size := len(p.logs(id))
 	eventually(t, "more of the log", func() error {
-		if len(p.logs(id)) <= before {
+		if len(p.logs(id)) <= size {
 			return errors.New("nothing new")
 		}
 		return nil

@@ -1,0 +1,140 @@
+package testbed
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// freeze stops the pod's sandbox, so that what is asked of it stays under way.
+func (p *pod) freeze() {
+	p.t.Helper()
+	frozen := below(p.shimPID())
+	if len(frozen) == 0 {
+		p.t.Fatal("the shim has no machine")
+	}
+	for _, pid := range frozen {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil && !errors.Is(err, syscall.ESRCH) {
+			p.t.Fatal(err)
+		}
+	}
+}
+
+// mounted waits until the root file system of a container is mounted.
+func (b *Bed) mounted(t *testing.T, id string) {
+	t.Helper()
+	eventually(t, "a mount of the image", func() error {
+		mounts, err := os.ReadFile("/proc/self/mountinfo")
+		if err == nil && !strings.Contains(string(mounts), id+"/rootfs ") {
+			err = errors.New("there is none")
+		}
+		return err
+	})
+}
+
+// testDeaths checks that nothing is left of a shim that is killed while it copies an image, and
+// that containerd, too, may be killed meanwhile, or while it starts a pod, a process or a container.
+func testDeaths(t *testing.T, b *Bed) {
+	p := b.pod(t, "deaths")
+	id := p.run("main", nil, "sleep", "1000")
+	late, err := p.create("late", nil, "sleep", "1000")
+	check(t, err)
+	p.freeze()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan error, 2)
+	go func() { _, err := b.Crictl(ctx, "", "start", late); done <- err }()
+	go func() { _, err := b.Crictl(ctx, "", "exec", "-s", id, "true"); done <- err }()
+	b.mounted(t, late)
+	b.Kill()
+	for range 2 {
+		if err := <-done; err == nil {
+			t.Error("a call of a frozen sandbox succeeds")
+		}
+	}
+	check(t, b.Start())
+	check(t, syscall.Kill(p.shimPID(), syscall.SIGKILL))
+	if code := p.await(id); code == 0 {
+		t.Error("a container of a killed shim has succeeded")
+	}
+	_, err = b.Crictl(t.Context(), "", "rmp", "-f", p.id)
+	check(t, err)
+	b.nothingOf(t, p.id, late)
+
+	config, err := b.JSON(podConfig(b, "begun", namespaces(nil)))
+	check(t, err)
+	go func() { _, err := b.Crictl(ctx, "", "runp", "--runtime", b.Handler, config); done <- err }()
+	eventually(t, "a shim", func() error {
+		for _, line := range b.Left() {
+			if strings.Contains(line, "containerd-shim-turnstone-v2 -namespace") {
+				return nil
+			}
+		}
+		return errors.New("there is none")
+	})
+	b.Kill()
+	<-done // with an error, unless it was fast
+	check(t, b.Start())
+	_, err = b.Crictl(t.Context(), "", "rmp", "-fa")
+	check(t, err)
+	b.nothingOf(t, "")
+}
+
+// nothingOf waits until no process and mount is left that has one of the names.
+func (b *Bed) nothingOf(t *testing.T, names ...string) {
+	t.Helper()
+	eventually(t, "an end of all processes and mounts", func() error {
+		for _, line := range b.Left() {
+			for _, name := range names {
+				if strings.Contains(line, name) {
+					return errors.New(line)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// testHostile checks execs and containers whose directory, variables and users are hostile, and what
+// a container may do to its root if it is read-only.
+func testHostile(t *testing.T, b *Bed) {
+	p := b.pod(t, "hostile-execs")
+	id := p.run("main", func(c object) {
+		c["linux"].(object)["security_context"].(object)["readonly_rootfs"] = true
+		c["working_dir"] = "/../../tmp/.."
+	}, "sh", "-c", "pwd; touch /x || echo read-only; sleep 1000")
+	eventually(t, "the container's log", func() error {
+		if out := p.logs(id); !strings.HasPrefix(out, "/\n") || !strings.HasSuffix(out, "read-only") {
+			return fmt.Errorf("%q", out)
+		}
+		return nil
+	})
+	links := p.run("links", func(c object) {
+		c["working_dir"] = "/tmp/out/../.."
+		c["linux"].(object)["security_context"].(object)["run_as_user"] = object{"value": 2147483647}
+		c["envs"] = []object{{"key": "BIG", "value": strings.Repeat("x", 120_000)},
+			{"key": "LD_PRELOAD", "value": "/proc/1/root/evil"}, {"key": "STRANGE", "value": "\x1b[2J\n="}}
+	}, "sh", "-c", "pwd; id -u; echo ${#BIG}; ls /; cat /.turnstone/c/*/config; echo done; sleep 1000")
+	eventually(t, "the container's log", func() error {
+		out := p.logs(links)
+		if !strings.HasSuffix(out, "done") {
+			return fmt.Errorf("%q", out)
+		}
+		if !strings.HasPrefix(out, "/\n2147483647\n120000\n") || strings.Contains(out, "args") {
+			t.Errorf("%q", out)
+		}
+		return nil
+	})
+	// with the processes of a target
+	same := p.run("target", func(c object) {
+		c["linux"] = object{"security_context": object{"namespace_options": object{"pid": 3,
+			"target_id": id}}}
+	}, "sh", "-c", "sleep 1000")
+	t.Log(p.exec(same, "ps", "-o", "pid,args"))
+	_, err := b.Crictl(t.Context(), "", "rmp", "-f", p.id)
+	check(t, err)
+}
