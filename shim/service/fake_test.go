@@ -150,8 +150,10 @@ type fakeProcess struct {
 	ended chan struct{}
 	code  int
 	at    time.Time
+	oom   bool
 }
 
+func (p *fakeProcess) OutOfMemory() bool                                      { return p.oom }
 func (p *fakeProcess) Ended() <-chan struct{}                                 { return p.ended }
 func (p *fakeProcess) Exit() (int, time.Time)                                 { return p.code, p.at }
 func (p *fakeProcess) Resize(ctx context.Context, columns, rows uint32) error { return p.f.answer(ctx) }

@@ -36,6 +36,7 @@ type group interface {
 type running interface {
 	Ended() <-chan struct{}
 	Exit() (code int, at time.Time)
+	OutOfMemory() bool
 	Kill(ctx context.Context, sig syscall.Signal) error
 	Resize(ctx context.Context, columns, rows uint32) error
 }

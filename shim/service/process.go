@@ -111,7 +111,8 @@ func (p *process) watch(run running, f *files) {
 			if err := p.of.pod.CopyBack(ctx); err != nil {
 				log.G(s.ctx).WithError(err).Warn("a file was not copied back")
 			}
-			if stats, err := p.of.pod.Stats(ctx); err == nil && stats.OOM > 0 {
+			// of its own bound, or of the sandbox's where the kernel has no other
+			if stats, err := p.of.pod.Stats(ctx); err == nil && stats.OOM > 0 || run.OutOfMemory() {
 				s.send(runtime.TaskOOMEventTopic, &eventstypes.TaskOOM{ContainerID: p.of.id})
 			}
 			cancel()

@@ -159,6 +159,7 @@ func (r *round) run(threads [][]call) {
 	r.do(call{what: "ShutdownSandbox", limit: time.Minute})
 	<-r.s.shutdown.Done()
 	time.Sleep(time.Hour) // of the bubble: all bounds are over
+	synctest.Wait()
 	r.f.mu.Lock()
 	defer r.f.mu.Unlock()
 	if r.f.machines != 0 || r.f.creating != 0 || len(r.f.alive) != 0 {
@@ -332,4 +333,34 @@ func (p *countedProcess) Resize(ctx context.Context, columns, rows uint32) error
 	p.columns = columns
 	p.mu.Unlock()
 	return p.fakeProcess.Resize(ctx, columns, rows)
+}
+
+// TestOutOfMemory checks that it is announced before the end of the container.
+func TestOutOfMemory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, f := fakeService(t)
+		r := &round{s: s, f: f, bundle: testBundle(t)}
+		for _, what := range []string{"CreateSandbox", "StartSandbox", "Create", "Start"} {
+			r.do(call{what: what, id: "a", limit: time.Minute})
+		}
+		f.mu.Lock()
+		for p := range f.alive {
+			p.oom = true
+			f.endLocked(p, 137)
+		}
+		f.mu.Unlock()
+		r.do(call{what: "Wait", id: "a", limit: time.Minute})
+		r.do(call{what: "ShutdownSandbox", limit: time.Minute})
+		synctest.Wait()
+		close(s.events)
+		var topics []string
+		for e := range s.events {
+			topics = append(topics, e.topic)
+		}
+		if want := []string{"/tasks/create", "/tasks/start", "/tasks/oom", "/tasks/exit"}; !slices.Equal(
+			topics, want) {
+			t.Errorf("%v", topics)
+		}
+		<-s.shutdown.Done()
+	})
 }

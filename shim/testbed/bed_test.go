@@ -95,7 +95,12 @@ type pod struct {
 
 func (b *Bed) pod(t *testing.T, name string) *pod {
 	t.Helper()
-	config, err := b.JSON(podConfig(b, name, namespaces(nil)))
+	return b.podOf(t, name, podConfig(b, name, namespaces(nil)))
+}
+
+func (b *Bed) podOf(t *testing.T, name string, of object) *pod {
+	t.Helper()
+	config, err := b.JSON(of)
 	check(t, err)
 	id, err := b.Crictl(t.Context(), "", "runp", "--runtime", b.Handler, config)
 	check(t, err)
@@ -248,6 +253,7 @@ func testMicroVM(t *testing.T, b *Bed, handler string) {
 	b.Handler = handler
 	defer func() { b.Handler = Handlers[0] }()
 	testSubstrate(t, b)
+	t.Run("out of memory", func(t *testing.T) { testOOM(t, b) })
 	t.Run("killed shim", func(t *testing.T) { testKilled(t, b) })
 	t.Run("hanging sandbox", func(t *testing.T) { testHanging(t, b) })
 }

@@ -106,7 +106,7 @@ func testHostile(t *testing.T, b *Bed) {
 	id := p.run("main", func(c object) {
 		c["linux"].(object)["security_context"].(object)["readonly_rootfs"] = true
 		c["working_dir"] = "/../../tmp/.."
-	}, "sh", "-c", "pwd; touch /x || echo read-only; sleep 1000")
+	}, "sh", "-c", "pwd; touch /x || echo read-only; sleep 1001")
 	eventually(t, "the container's log", func() error {
 		if out := p.logs(id); !strings.HasPrefix(out, "/\n") || !strings.HasSuffix(out, "read-only") {
 			return fmt.Errorf("%q", out)
@@ -129,12 +129,35 @@ func testHostile(t *testing.T, b *Bed) {
 		}
 		return nil
 	})
-	// with the processes of a target
+	// it sees the target's processes, but also the pod's others
 	same := p.run("target", func(c object) {
 		c["linux"] = object{"security_context": object{"namespace_options": object{"pid": 3,
 			"target_id": id}}}
 	}, "sh", "-c", "sleep 1000")
-	t.Log(p.exec(same, "ps", "-o", "pid,args"))
+	if out := p.exec(same, "ps", "-o", "args"); !strings.Contains(out, "sleep 1001\n") {
+		t.Errorf("the target's processes: %s", out)
+	}
 	_, err := b.Crictl(t.Context(), "", "rmp", "-f", p.id)
+	check(t, err)
+}
+
+// testOOM checks that a container which takes more memory than it may is reported so. gVisor's kernel
+// bounds only all containers together.
+func testOOM(t *testing.T, b *Bed) {
+	config := podConfig(b, "oom", namespaces(nil))
+	config["linux"].(object)["resources"] = object{"memory_limit_in_bytes": 128 << 20}
+	p := b.podOf(t, "oom", config)
+	id := p.run("main", func(c object) {
+		c["linux"].(object)["resources"] = object{"memory_limit_in_bytes": 64 << 20}
+	}, "awk", `BEGIN { s = "x"; while (1) s = s s }`)
+	if code := p.await(id); code != 137 {
+		t.Errorf("exit code %d", code)
+	}
+	out, err := b.Crictl(t.Context(), "", "inspect", id)
+	check(t, err)
+	if !strings.Contains(out, `"reason": "OOMKilled"`) {
+		t.Errorf("its state: %s", out)
+	}
+	_, err = b.Crictl(t.Context(), "", "rmp", "-f", p.id)
 	check(t, err)
 }
