@@ -364,3 +364,28 @@ func TestOutOfMemory(t *testing.T) {
 		<-s.shutdown.Done()
 	})
 }
+
+// TestExpire checks that a shim which nobody asks for a sandbox ends, and no other.
+func TestExpire(t *testing.T) {
+	for _, asked := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s, f := fakeService(t)
+			r := &round{s: s, f: f}
+			s.expire()
+			if asked {
+				r.do(call{what: "CreateSandbox", limit: time.Second})
+			}
+			time.Sleep(2 * expireAfter)
+			select {
+			case <-s.shutdown.Done():
+				if asked {
+					t.Error("a shim with a sandbox has ended")
+				}
+			default:
+				if !asked {
+					t.Error("it does not end")
+				}
+			}
+		})
+	}
+}

@@ -75,6 +75,7 @@ func New(ctx context.Context, publisher shim.Publisher, sd shutdown.Service,
 		events: make(chan event, maxEvents), stopped: make(chan struct{}),
 		launch: settings.launch(log.G(ctx).Info), containers: map[string]*container{}}
 	go s.forward()
+	s.expire()
 	sd.RegisterCallback(func(context.Context) error {
 		s.end()
 		return nil
@@ -83,6 +84,23 @@ func New(ctx context.Context, publisher shim.Publisher, sd shutdown.Service,
 		sd.RegisterCallback(func(context.Context) error { return shim.RemoveSocket(address) })
 	}
 	return s
+}
+
+// expireAfter is the time in which containerd must ask for a sandbox: one that ended before it had
+// noted the shim's address will never find the shim.
+const expireAfter = 5 * time.Minute
+
+// expire ends a shim that nobody asks for a sandbox.
+func (s *Service) expire() {
+	time.AfterFunc(expireAfter, func() {
+		s.mu.Lock()
+		unused := s.asked == nil
+		s.mu.Unlock()
+		if unused {
+			s.end() // one that is created meanwhile cannot start
+			s.shutdown.Shutdown()
+		}
+	})
 }
 
 // RegisterTTRPC registers both interfaces.
@@ -149,6 +167,10 @@ func (x *sandboxes) CreateSandbox(_ context.Context, r *sandboxAPI.CreateSandbox
 	defer s.mu.Unlock()
 	if s.asked != nil {
 		return nil, fail(fmt.Errorf("sandbox %s: %w", r.GetSandboxID(), errdefs.ErrAlreadyExists))
+	}
+	if s.ended {
+		return nil, fail(fmt.Errorf("sandbox %s has ended: %w", r.GetSandboxID(),
+			errdefs.ErrFailedPrecondition))
 	}
 	s.id, s.asked, s.netns = r.GetSandboxID(), asked, r.GetNetnsPath()
 	return &sandboxAPI.CreateSandboxResponse{}, nil

@@ -95,12 +95,7 @@ type pod struct {
 
 func (b *Bed) pod(t *testing.T, name string) *pod {
 	t.Helper()
-	return b.podOf(t, name, podConfig(b, name, namespaces(nil)))
-}
-
-func (b *Bed) podOf(t *testing.T, name string, of object) *pod {
-	t.Helper()
-	config, err := b.JSON(of)
+	config, err := b.JSON(podConfig(b, name, namespaces(nil)))
 	check(t, err)
 	id, err := b.Crictl(t.Context(), "", "runp", "--runtime", b.Handler, config)
 	check(t, err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -68,13 +69,13 @@ func testDeaths(t *testing.T, b *Bed) {
 	config, err := b.JSON(podConfig(b, "begun", namespaces(nil)))
 	check(t, err)
 	go func() { _, err := b.Crictl(ctx, "", "runp", "--runtime", b.Handler, config); done <- err }()
-	eventually(t, "a shim", func() error {
-		for _, line := range b.Left() {
-			if strings.Contains(line, "containerd-shim-turnstone-v2 -namespace") {
-				return nil
-			}
+	eventually(t, "a shim that containerd knows", func() error {
+		known, err := filepath.Glob(b.path(
+			"state/io.containerd.sandbox.controller.v1.shim/k8s.io/*/bootstrap.json"))
+		if len(known) == 0 {
+			err = errors.New("there is none")
 		}
-		return errors.New("there is none")
+		return err
 	})
 	b.Kill()
 	<-done // with an error, unless it was fast
@@ -144,9 +145,7 @@ func testHostile(t *testing.T, b *Bed) {
 // testOOM checks that a container which takes more memory than it may is reported so. gVisor's kernel
 // bounds only all containers together.
 func testOOM(t *testing.T, b *Bed) {
-	config := podConfig(b, "oom", namespaces(nil))
-	config["linux"].(object)["resources"] = object{"memory_limit_in_bytes": 128 << 20}
-	p := b.podOf(t, "oom", config)
+	p := b.pod(t, "oom")
 	id := p.run("main", func(c object) {
 		c["linux"].(object)["resources"] = object{"memory_limit_in_bytes": 64 << 20}
 	}, "awk", `BEGIN { s = "x"; while (1) s = s s }`)
