@@ -44,11 +44,18 @@ type fake struct {
 
 func (f *fake) answer(ctx context.Context) error {
 	f.mu.Lock()
+	done := f.done
+	f.mu.Unlock()
+	return f.answerUntil(ctx, done)
+}
+
+// answerUntil answers unless done is closed before; nil: never.
+func (f *fake) answerUntil(ctx context.Context, done <-chan struct{}) error {
+	f.mu.Lock()
 	m := prompt
 	if len(f.moods) > 0 {
 		m, f.moods = f.moods[0], f.moods[1:]
 	}
-	done := f.done
 	f.mu.Unlock()
 	wait := make(<-chan time.Time)
 	switch m {
@@ -62,7 +69,7 @@ func (f *fake) answer(ctx context.Context) error {
 	select {
 	case <-wait:
 		return nil
-	case <-done: // nil: it does not run yet
+	case <-done:
 		return errFake
 	case <-ctx.Done():
 		return ctx.Err()
@@ -83,7 +90,7 @@ func (f *fake) launch(ctx context.Context, _ *spec.Pod, _ string) (machine, erro
 func (f *fake) Create(ctx context.Context, _, _ string, _ *spec.Container) (group, error) {
 	f.count(1)
 	defer f.count(-1)
-	if err := f.answer(ctx); err != nil {
+	if err := f.answerUntil(ctx, nil); err != nil { // the copy on the host outlives the machine
 		return nil, err
 	}
 	return fakeGroup{f}, nil

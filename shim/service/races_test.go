@@ -231,7 +231,8 @@ func TestRaces(t *testing.T) {
 		threads := rapid.SliceOfN(rapid.SliceOfN(drawCall(calls), 1, 12), 1, 4).Draw(rt, "threads")
 		if rapid.Bool().Draw(rt, "runs") {
 			begin := []call{{what: "CreateSandbox", limit: time.Hour}, {what: "StartSandbox",
-				limit: time.Hour}, {what: "Create", id: "a", limit: time.Hour}}
+				limit: time.Hour}, {what: "Create", id: "a", limit: time.Hour},
+				{what: "Start", id: "a", limit: time.Hour}}[:rapid.IntRange(3, 4).Draw(rt, "begun")]
 			threads[0] = slices.Concat(begin, threads[0])
 		}
 		var r *round
@@ -388,4 +389,22 @@ func TestExpire(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestShutdownWhileCreating checks that no creation outlives the sandbox: what it has mounted would be
+// left.
+func TestShutdownWhileCreating(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, f := fakeService(t, prompt, stuck)
+		r := &round{s: s, f: f, bundle: testBundle(t)}
+		r.do(call{what: "CreateSandbox", limit: time.Second})
+		r.do(call{what: "StartSandbox", limit: time.Second})
+		go r.do(call{what: "Create", id: "a", limit: time.Hour})
+		synctest.Wait()
+		r.do(call{what: "ShutdownSandbox", limit: time.Minute})
+		<-s.shutdown.Done()
+		for _, what := range r.wrong {
+			t.Error(what)
+		}
+	})
 }
