@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -489,78 +488,4 @@ func testRefusals(t *testing.T, b *Bed) {
 		_, err = b.Crictl(t.Context(), "", "rm", "-f", id)
 		check(t, err)
 	}
-}
-
-func testRestart(t *testing.T, b *Bed) {
-	p := b.pod(t, "restart")
-	id := p.run("main", nil, "sh", "-c", "while true; do echo tick; sleep 0.2; done")
-	before := p.run("ended", nil, "sh", "-c", "exit 5")
-	if code := p.await(before); code != 5 {
-		t.Errorf("exit code %d", code)
-	}
-	away := p.run("ends", nil, "sh", "-c", "nc -l -p 9000 </dev/null; exit 6")
-	address := p.address() + ":9000"
-	b.Kill()
-	eventually(t, "a connection while containerd is away", func() error {
-		c, err := net.Dial("tcp", address) //nolint:noctx // bounded by eventually
-		if err == nil {
-			err = c.Close()
-		}
-		return err
-	})
-	check(t, b.Start())
-	for id, want := range map[string]int{before: 5, away: 6} {
-		if code := p.await(id); code != want {
-			t.Errorf("after the restart: exit code %d, want %d", code, want)
-		}
-	}
-	if state, _, _ := p.status(id); state != "CONTAINER_RUNNING" {
-		t.Errorf("after the restart: %s", state)
-	}
-	if out := p.exec(id, "echo", "still here"); out != "still here" {
-		t.Errorf("exec after the restart: %q", out)
-	}
-	size := len(p.logs(id))
-	eventually(t, "more of the log", func() error {
-		if len(p.logs(id)) <= size {
-			return errors.New("nothing new")
-		}
-		return nil
-	})
-	_, err := b.Crictl(t.Context(), "", "rmp", "-f", p.id)
-	check(t, err)
-}
-
-func testKilled(t *testing.T, b *Bed) {
-	p := b.pod(t, "killed")
-	id := p.run("main", nil, "sleep", "1000")
-	text, err := os.ReadFile(b.path("state/io.containerd.sandbox.controller.v1.shim/k8s.io/" +
-		p.id + "/bootstrap.json"))
-	check(t, err)
-	var to struct{ Address string }
-	check(t, json.Unmarshal(text, &to))
-	check(t, syscall.Kill(p.shimPID(), syscall.SIGKILL))
-	if code := p.await(id); code == 0 {
-		t.Error("a container of a killed shim has succeeded")
-	}
-	eventually(t, "the pod's end", func() error {
-		out, err := b.Crictl(t.Context(), "", "pods", "-q", "--id", p.id, "--state", "NotReady")
-		if err == nil && out != p.id {
-			err = errors.New("it is ready")
-		}
-		return err
-	})
-	_, err = b.Crictl(t.Context(), "", "rmp", "-f", p.id)
-	check(t, err)
-	if _, err := os.Stat(strings.TrimPrefix(to.Address, "unix://")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the shim's socket is left: %v", err)
-	}
-	eventually(t, "an end of all processes", func() error {
-		for _, line := range b.Left() {
-			if strings.Contains(line, p.id) {
-				return errors.New(line)
-			}
-		}
-		return nil
-	})
 }
