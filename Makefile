@@ -94,6 +94,10 @@ shim: build ## build bin/containerd-shim-turnstone-v2
 	$(SHIM) pod/bin/podinit ./cmd/podinit
 	$(SHIM) ../bin/containerd-shim-turnstone-v2 ./cmd/containerd-shim-turnstone-v2
 
+.PHONY: shim-integration
+shim-integration: setup-tests shim ## run containerd's own tests of the CRI against the shim, as root
+	cd shim && CGO_ENABLED=0 TURN_TEST_INTEGRATION=1 $(GO) test -trimpath -v -timeout $(TIMEOUT) -count 1 -run '^TestIntegration$$' ./testbed
+
 .PHONY: critest
 critest: setup-tests shim ## run the conformance tests of the CRI against the shim, as root
 	cd shim && CGO_ENABLED=0 TURN_TEST_CRITEST=1 $(GO) test -trimpath -v -timeout $(TIMEOUT) -count 1 -run '^TestCritest$$' ./testbed

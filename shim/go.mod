@@ -14,6 +14,7 @@ require (
 	github.com/containerd/plugin v1.1.0
 	github.com/containerd/ttrpc v1.2.9
 	github.com/containerd/typeurl/v2 v2.3.0
+	github.com/moby/sys/mountinfo v0.7.2
 	github.com/opencontainers/runtime-spec v1.3.0
 	github.com/vishvananda/netlink v1.3.1
 	golang.org/x/sys v0.49.0
@@ -22,7 +23,10 @@ require (
 	turnstone.dev/turnstone v0.0.0
 )
 
-require github.com/containerd/fifo v1.1.0 // indirect
+require (
+	github.com/containerd/fifo v1.1.0 // indirect
+	pgregory.net/rapid v1.3.0 // indirect
+)
 
 require (
 	github.com/docker/cli v29.7.2+incompatible // indirect
@@ -51,7 +55,6 @@ require (
 	github.com/klauspost/compress v1.20.3 // indirect
 	github.com/mdlayher/socket v0.6.0 // indirect
 	github.com/mdlayher/vsock v1.3.0 // indirect
-	github.com/moby/sys/mountinfo v0.7.2 // indirect
 	github.com/moby/sys/userns v0.2.1 // indirect
 	github.com/opencontainers/go-digest v1.0.0 // indirect
 	github.com/opencontainers/image-spec v1.1.1 // indirect

@@ -91,9 +91,10 @@ type Rlimit struct {
 
 // A Mount is a mount in a container.
 type Mount struct {
-	Type   string   `json:"type"`   // "bind", "tmpfs", "proc", "sysfs", "devpts", "mqueue"
-	Source string   `json:"source"` // of a bind: the path in the sandbox
-	Target string   `json:"target"` // in the container's root
+	Type   string   `json:"type"`          // "bind", "tmpfs", "proc", "sysfs", "devpts", "mqueue"
+	Source string   `json:"source"`        // of a bind: the path in the sandbox
+	Sub    string   `json:"sub,omitempty"` // of a bind: the path of the folder below Source
+	Target string   `json:"target"`        // in the container's root
 	Flags  uintptr  `json:"flags,omitempty"`
 	Data   []string `json:"data,omitempty"`
 	File   bool     `json:"file,omitempty"` // the source of the bind is no folder

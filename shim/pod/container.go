@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"path"
+	"sync"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -32,15 +33,31 @@ func (p *Pod) Create(ctx context.Context, id, root string, s *spec.Container) (*
 	if err := guest.CheckID(id); err != nil {
 		return nil, fmt.Errorf("container %.140q: %w", id, err)
 	}
+	release, err := p.making.take(ctx, id)
+	if err != nil {
+		return nil, err
+	}
 	c := &Container{pod: p, ID: id, spec: s, back: map[string]string{}}
+	if err := c.fill(ctx, root); err != nil {
+		go func() { // the caller does not wait for the removal, but a container of its name does
+			defer release()
+			c.discard()
+		}()
+		return nil, err
+	}
+	release()
+	return c, nil
+}
+
+// fill copies into the sandbox what the container needs there.
+func (c *Container) fill(ctx context.Context, root string) error {
+	p, s := c.pod, c.spec
 	limits := rootfs.Limits{Bytes: int64(p.asked.Shape.Disk), Entries: maxRootFiles}
-	if err := p.copyIn(ctx, root, "", guest.File(id, "", guest.FileRoot), limits); err != nil {
-		go c.discard()
-		return nil, fmt.Errorf("copying the root file system: %w", err)
+	if err := p.copyIn(ctx, root, "", guest.File(c.ID, "", guest.FileRoot), limits); err != nil {
+		return fmt.Errorf("copying the root file system: %w", err)
 	}
 	if err := c.addVolumes(ctx); err != nil {
-		go c.discard()
-		return nil, err
+		return err
 	}
 	c.addEtc()
 	for key, value := range p.asked.Sysctl {
@@ -49,11 +66,41 @@ func (p *Pod) Create(ctx context.Context, id, root string, s *spec.Container) (*
 		}
 		s.Sysctl[key] = value
 	}
-	if err := p.writeJSON(ctx, guest.File(id, "", guest.FileConfig), s.Container); err != nil {
-		go c.discard()
-		return nil, err
+	return p.writeJSON(ctx, guest.File(c.ID, "", guest.FileConfig), s.Container)
+}
+
+// names are those of containers whose files are written or removed.
+type names struct {
+	mu    sync.Mutex
+	taken map[string]chan struct{} // closed when it is free
+}
+
+// take waits until nobody has the name.
+func (n *names) take(ctx context.Context, name string) (release func(), err error) {
+	free := make(chan struct{})
+	for {
+		n.mu.Lock()
+		taken := n.taken[name]
+		if taken == nil {
+			if n.taken == nil {
+				n.taken = map[string]chan struct{}{}
+			}
+			n.taken[name] = free
+			n.mu.Unlock()
+			return func() {
+				n.mu.Lock()
+				delete(n.taken, name)
+				n.mu.Unlock()
+				close(free)
+			}, nil
+		}
+		n.mu.Unlock()
+		select {
+		case <-taken:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("container %s is being removed: %w", name, ctx.Err())
+		}
 	}
-	return c, nil
 }
 
 // discardLimit bounds the removal of a container that nobody waits for.

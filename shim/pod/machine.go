@@ -59,6 +59,7 @@ type Pod struct {
 	asked   *spec.Pod
 	began   time.Time
 	volumes volumes
+	making  names
 	lanes   lanes
 	ports   *wire.Client  // of port-forwards; nil: none
 	helpers chan struct{} // has an entry for each command of the helper that runs

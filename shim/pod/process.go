@@ -42,6 +42,7 @@ type Process struct {
 	code     int
 	at       time.Time
 	failed   error
+	oom      bool
 }
 
 // Ended is closed when the process has ended and its output was delivered.
@@ -50,6 +51,10 @@ func (p *Process) Ended() <-chan struct{} { return p.ended }
 // Exit returns how the process ended: 128 plus the signal's number if a signal ended it. Only after
 // Ended.
 func (p *Process) Exit() (code int, at time.Time) { return p.code, p.at }
+
+// OutOfMemory reports whether the sandbox ended it, or one that it started, since its memory was used
+// up. Only after Ended.
+func (p *Process) OutOfMemory() bool { return p.oom }
 
 // start starts the helper with args and returns when the process runs.
 func (p *Pod) start(ctx context.Context, id, exec string, args []string, terminal bool,
@@ -131,7 +136,7 @@ func (p *Process) run(ctx context.Context, params wire.ProcessStartParams, files
 	res, err := c.Start(ctx, params,
 		wire.Stdio{In: files.In, Out: files.Out, Err: files.Err})
 	p.at = time.Now()
-	p.code = int(res.Exit.ExitCode) & 0xff
+	p.code, p.oom = int(res.Exit.ExitCode)&0xff, res.Exit.OOMKilled
 	if err != nil && res.ProcessID == "" { // it has not run, or the sandbox is gone
 		p.code, p.failed = 255, p.pod.sb.CauseOf(err)
 		if p.pod.sb.Ended() {
@@ -298,6 +303,9 @@ func (p *Process) Resize(ctx context.Context, columns, rows uint32) error {
 	if columns == 0 || rows == 0 || columns > 0xffff || rows > 0xffff {
 		return nil
 	}
-	return p.by.ProcessResize(ctx, &wire.ProcessResizeParams{ProcessID: p.name,
-		Columns: int64(columns), Rows: int64(rows)})
+	_, err := bounded(ctx, func() (struct{}, error) {
+		return struct{}{}, p.by.ProcessResize(ctx, &wire.ProcessResizeParams{ProcessID: p.name,
+			Columns: int64(columns), Rows: int64(rows)})
+	})
+	return err
 }

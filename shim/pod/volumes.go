@@ -59,7 +59,7 @@ func (c *Container) addVolumes(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("mount %s: %w", m.Target, err)
 		}
-		m.Source, m.File = at.dir, at.file
+		m.Source, m.Sub, m.File = at.dir, v.Sub, at.file
 		if at.file {
 			m.Source = path.Join(at.dir, "file")
 		}

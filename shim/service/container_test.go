@@ -9,18 +9,13 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"golang.org/x/sys/unix"
-
-	"turnstone.dev/turnstone/shim/pod"
 )
 
 // testService returns a service with a container that has been created and not started.
-func testService() (*Service, *container) {
-	s := &Service{ctx: context.Background(), settings: Settings{KillLimit: 60},
-		events: make(chan event, 10), stopped: make(chan struct{}), ended: true,
-		containers: map[string]*container{}}
-	c := &container{service: s, id: "c", execs: map[string]*process{}, pod: new(pod.Container),
-		made: make(chan struct{})}
-	c.first = newProcess(c, "", "", "", "", false)
+func testService(t *testing.T) (*Service, *container) {
+	s, _ := fakeService(t)
+	c := s.newContainer(&taskAPI.CreateTaskRequest{ID: "c"}, func() {})
+	c.pod = fakeGroup{}
 	close(c.made)
 	s.containers[c.id] = c
 	return s, c
@@ -28,12 +23,12 @@ func testService() (*Service, *container) {
 
 // TestDeleteWhileCreated checks that a deletion ends a creation that is under way.
 func TestDeleteWhileCreated(t *testing.T) {
-	s, c := testService()
+	s, c := testService(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	c.pod, c.cancel, c.made = nil, cancel, make(chan struct{})
 	go func() { // as Create does
 		<-ctx.Done()
-		s.forget(c.id)
+		s.forget(c)
 		close(c.made)
 	}()
 	_, err := (&tasks{s}).Delete(t.Context(), &taskAPI.DeleteRequest{ID: "c"})
@@ -45,7 +40,7 @@ func TestDeleteWhileCreated(t *testing.T) {
 // TestKillWhileStarting checks that a start that hangs ends with the signal, and that a process
 // whose start is under way is not forgotten.
 func TestKillWhileStarting(t *testing.T) {
-	s, c := testService()
+	s, c := testService(t)
 	p := newProcess(c, "e", "", "", "", false)
 	c.execs["e"] = p
 	starting, cancel := context.WithCancel(t.Context())
@@ -57,7 +52,7 @@ func TestKillWhileStarting(t *testing.T) {
 	}
 	go func() { // as start does
 		<-starting.Done()
-		p.finish(255, time.Now())
+		p.finish(255, time.Now(), false)
 		close(p.begun)
 	}()
 	if err := p.kill(t.Context(), unix.SIGKILL); !errdefs.IsNotFound(err) {
@@ -71,7 +66,7 @@ func TestKillWhileStarting(t *testing.T) {
 // TestNeverStarted checks that a deleted process cannot be started, and ends for who waits for it;
 // and that nothing is executed in a container that does not run.
 func TestNeverStarted(t *testing.T) {
-	s, c := testService()
+	s, c := testService(t)
 	e := newProcess(c, "e", "", "", "", false)
 	if err := e.start(t.Context()); !errdefs.IsFailedPrecondition(err) {
 		t.Errorf("an exec in a container that does not run: %v", err)

@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -36,17 +38,26 @@ type Service struct {
 	shutdown  shutdown.Service
 	settings  Settings
 	events    chan event
+	launch    launcher
 
 	mu         sync.Mutex
 	id         string
 	asked      *spec.Pod
 	netns      string
-	pod        *pod.Pod // nil: not started
+	starting   *starting // nil: no start is under way
+	pod        machine   // nil: not started
 	created    time.Time
 	exited     time.Time
 	stopped    chan struct{} // closed when the sandbox has ended
 	ended      bool
 	containers map[string]*container
+}
+
+// starting is a start of the sandbox that is under way. It takes long, and nobody waits for it who
+// need not.
+type starting struct {
+	cancel context.CancelFunc
+	over   chan struct{}
 }
 
 type event struct {
@@ -62,8 +73,9 @@ func New(ctx context.Context, publisher shim.Publisher, sd shutdown.Service,
 	settings Settings) *Service {
 	s := &Service{ctx: ctx, publisher: publisher, shutdown: sd, settings: settings,
 		events: make(chan event, maxEvents), stopped: make(chan struct{}),
-		containers: map[string]*container{}}
+		launch: settings.launch(log.G(ctx).Info), containers: map[string]*container{}}
 	go s.forward()
+	s.expire()
 	sd.RegisterCallback(func(context.Context) error {
 		s.end()
 		return nil
@@ -72,6 +84,23 @@ func New(ctx context.Context, publisher shim.Publisher, sd shutdown.Service,
 		sd.RegisterCallback(func(context.Context) error { return shim.RemoveSocket(address) })
 	}
 	return s
+}
+
+// expireAfter is the time in which containerd must ask for a sandbox: one that ended before it had
+// noted the shim's address will never find the shim.
+const expireAfter = 5 * time.Minute
+
+// expire ends a shim that nobody asks for a sandbox.
+func (s *Service) expire() {
+	time.AfterFunc(expireAfter, func() {
+		s.mu.Lock()
+		unused := s.asked == nil
+		s.mu.Unlock()
+		if unused {
+			s.end() // one that is created meanwhile cannot start
+			s.shutdown.Shutdown()
+		}
+	})
 }
 
 // RegisterTTRPC registers both interfaces.
@@ -139,6 +168,10 @@ func (x *sandboxes) CreateSandbox(_ context.Context, r *sandboxAPI.CreateSandbox
 	if s.asked != nil {
 		return nil, fail(fmt.Errorf("sandbox %s: %w", r.GetSandboxID(), errdefs.ErrAlreadyExists))
 	}
+	if s.ended {
+		return nil, fail(fmt.Errorf("sandbox %s has ended: %w", r.GetSandboxID(),
+			errdefs.ErrFailedPrecondition))
+	}
 	s.id, s.asked, s.netns = r.GetSandboxID(), asked, r.GetNetnsPath()
 	return &sandboxAPI.CreateSandboxResponse{}, nil
 }
@@ -146,42 +179,75 @@ func (x *sandboxes) CreateSandbox(_ context.Context, r *sandboxAPI.CreateSandbox
 // StartSandbox implements the sandbox API.
 func (x *sandboxes) StartSandbox(ctx context.Context, r *sandboxAPI.StartSandboxRequest) (
 	*sandboxAPI.StartSandboxResponse, error) {
-	s := x.s
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.asked == nil || s.pod != nil || s.ended {
-		return nil, fail(fmt.Errorf("sandbox %s: it is not waiting for its start: %w",
-			r.GetSandboxID(), errdefs.ErrFailedPrecondition))
-	}
-	if err := joinCgroup(s.asked.CgroupParent, s.id); err != nil {
-		log.G(ctx).WithError(err).Warn("the pod's control group does not bound the sandbox")
-	}
-	p, err := pod.Start(ctx, s.settings.options(log.G(ctx).Info), s.asked, s.netns)
+	created, err := x.s.start(ctx)
 	if err != nil {
-		return nil, fail(err)
+		return nil, fail(fmt.Errorf("sandbox %.140s: %w", r.GetSandboxID(), err))
 	}
-	s.pod, s.created = p, time.Now()
-	go func() {
-		<-p.Done()
-		if err := p.Err(); err != nil {
-			log.G(s.ctx).WithError(err).Error("the sandbox has ended")
-		}
-		s.end()
-	}()
 	described, err := typeurl.MarshalAnyToProto(&specs.Spec{Version: specs.Version,
 		Linux: &specs.Linux{}, Annotations: map[string]string{}})
 	if err != nil {
 		return nil, fail(err)
 	}
 	return &sandboxAPI.StartSandboxResponse{Pid: uint32(os.Getpid()), Spec: described,
-		CreatedAt: timestamppb.New(s.created)}, nil
+		CreatedAt: timestamppb.New(created)}, nil
+}
+
+// start starts the sandbox. The end of the sandbox ends its start.
+func (s *Service) start(ctx context.Context) (created time.Time, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s.mu.Lock()
+	if s.asked == nil || s.starting != nil || s.pod != nil || s.ended {
+		s.mu.Unlock()
+		return created, fmt.Errorf("it is not waiting for its start: %w",
+			errdefs.ErrFailedPrecondition)
+	}
+	now := &starting{cancel: cancel, over: make(chan struct{})}
+	s.starting = now
+	asked, id, netns := s.asked, s.id, s.netns
+	s.mu.Unlock()
+	defer close(now.over)
+	if err := joinCgroup(asked.CgroupParent, id); err != nil {
+		log.G(ctx).WithError(err).Warn("the pod's control group does not bound the sandbox")
+	}
+	p, err := s.launch(ctx, asked, netns)
+	s.mu.Lock()
+	s.starting = nil
+	ended := s.ended
+	if err == nil && !ended {
+		s.pod, s.created = p, time.Now()
+		created = s.created
+	}
+	s.mu.Unlock()
+	switch {
+	case ended && err == nil:
+		_ = p.Close()
+		fallthrough
+	case ended:
+		return created, fmt.Errorf("it was stopped during its start: %w",
+			errdefs.ErrFailedPrecondition)
+	case err != nil:
+		return created, err
+	}
+	go s.watch(p)
+	return created, nil
+}
+
+// watch waits for the end of the sandbox.
+func (s *Service) watch(p machine) {
+	<-p.Done()
+	if err := p.Err(); err != nil {
+		log.G(s.ctx).WithError(err).Error("the sandbox has ended")
+	}
+	s.end()
 }
 
 // owner names whose a container of the pod is.
 func (s *Service) owner(container string) spec.Owner {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return spec.Owner{Container: container, Sandbox: s.id, UID: s.asked.UID}
+	return spec.Owner{Container: container, Sandbox: s.id, UID: s.asked.UID,
+		Below: pod.Below}
 }
 
 // Platform implements the sandbox API.
@@ -194,26 +260,64 @@ func (x *sandboxes) Platform(context.Context, *sandboxAPI.PlatformRequest) (
 // end ends the sandbox, once.
 func (s *Service) end() {
 	s.mu.Lock()
-	p, was := s.pod, s.ended
+	p, was, start := s.pod, s.ended, s.starting
 	s.ended = true
+	all := slices.Collect(maps.Values(s.containers))
 	s.mu.Unlock()
 	if was {
 		return
 	}
+	if start != nil {
+		start.cancel()
+		<-start.over
+	}
 	if p != nil {
 		_ = p.Close()
 	}
+	s.abandon(all)
 	s.mu.Lock()
 	s.exited = time.Now()
 	s.mu.Unlock()
 	close(s.stopped)
 }
 
+// abandon ends creations that are under way, since the root file systems that they have mounted
+// would stay after the shim's end, and what waits for processes that will never start.
+func (s *Service) abandon(all []*container) {
+	t := time.NewTimer(abandonLimit)
+	defer t.Stop()
+	for _, c := range all {
+		c.cancel()
+		select {
+		case <-c.made:
+			c.retireAll()
+		case <-t.C:
+			log.G(s.ctx).Errorf("the creation of container %s does not end", c.id)
+			return
+		}
+	}
+}
+
+// abandonLimit bounds the wait for creations whose sandbox has ended.
+const abandonLimit = 20 * time.Second
+
+// stop ends the sandbox, and returns when it has ended.
+func (s *Service) stop(ctx context.Context) error {
+	go s.end() // its end does not depend on the caller's patience
+	select {
+	case <-s.stopped:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // StopSandbox implements the sandbox API: containers that still run are killed.
-func (x *sandboxes) StopSandbox(context.Context, *sandboxAPI.StopSandboxRequest) (
+func (x *sandboxes) StopSandbox(ctx context.Context, _ *sandboxAPI.StopSandboxRequest) (
 	*sandboxAPI.StopSandboxResponse, error) {
-	x.s.end()
-	<-x.s.stopped
+	if err := x.s.stop(ctx); err != nil {
+		return nil, fail(err)
+	}
 	return &sandboxAPI.StopSandboxResponse{}, nil
 }
 
@@ -258,11 +362,15 @@ func (x *sandboxes) PingSandbox(context.Context, *sandboxAPI.PingRequest) (
 }
 
 // ShutdownSandbox implements the sandbox API: the shim ends after its answer.
-func (x *sandboxes) ShutdownSandbox(context.Context, *sandboxAPI.ShutdownSandboxRequest) (
+func (x *sandboxes) ShutdownSandbox(ctx context.Context, _ *sandboxAPI.ShutdownSandboxRequest) (
 	*sandboxAPI.ShutdownSandboxResponse, error) {
-	x.s.end()
-	<-x.s.stopped
-	time.AfterFunc(shutdownAfter, x.s.shutdown.Shutdown)
+	go func() {
+		<-x.s.stopped
+		time.AfterFunc(shutdownAfter, x.s.shutdown.Shutdown)
+	}()
+	if err := x.s.stop(ctx); err != nil {
+		return nil, fail(err)
+	}
 	return &sandboxAPI.ShutdownSandboxResponse{}, nil
 }
 
@@ -291,7 +399,7 @@ func (x *sandboxes) SandboxMetrics(ctx context.Context, _ *sandboxAPI.SandboxMet
 }
 
 // running returns the pod.
-func (s *Service) running() (*pod.Pod, error) {
+func (s *Service) running() (machine, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.pod == nil || s.ended {

@@ -48,10 +48,8 @@ func (t *tasks) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (
 		return nil, fail(fmt.Errorf("a container of runtime class turnstone is not "+
 			"restored from a checkpoint: %w", errdefs.ErrNotImplemented))
 	}
-	c := &container{service: s, id: r.GetID(), bundle: r.GetBundle(), execs: map[string]*process{}}
-	c.first = newProcess(c, "", r.GetStdin(), r.GetStdout(), r.GetStderr(), r.GetTerminal())
-	c.cancel, c.made = cancel, make(chan struct{})
-	if err := s.reserve(c); err != nil {
+	c := s.newContainer(r, cancel)
+	if err := s.reserve(ctx, c); err != nil {
 		return nil, fail(err)
 	}
 	defer close(c.made)
@@ -63,14 +61,16 @@ func (t *tasks) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (
 		c.spec.Terminal, c.spec.Process.Terminal = r.GetTerminal(), r.GetTerminal()
 		err = withRoot(r, func(root string) error {
 			made, err := p.Create(ctx, c.id, root, c.spec)
-			s.mu.Lock()
-			c.pod = made
-			s.mu.Unlock()
+			if err == nil {
+				s.mu.Lock()
+				c.pod = made
+				s.mu.Unlock()
+			}
 			return err
 		})
 	}
 	if err != nil {
-		s.forget(c.id)
+		s.forget(c)
 		return nil, fail(err)
 	}
 	s.send(runtime.TaskCreateEventTopic, &eventstypes.TaskCreate{ContainerID: r.GetID(),
@@ -176,11 +176,17 @@ func (t *tasks) Wait(ctx context.Context, r *taskAPI.WaitRequest) (*taskAPI.Wait
 	return &taskAPI.WaitResponse{ExitStatus: code, ExitedAt: at}, nil
 }
 
+// maxSignal is the number of the last signal of Linux.
+const maxSignal = 64
+
 // Kill implements the task API.
 func (t *tasks) Kill(ctx context.Context, r *taskAPI.KillRequest) (*emptypb.Empty, error) {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	_, p, err := t.s.find(r.GetID(), r.GetExecID())
+	if err == nil && (r.GetSignal() == 0 || r.GetSignal() > maxSignal) {
+		err = fmt.Errorf("%d is no signal: %w", r.GetSignal(), errdefs.ErrInvalidArgument)
+	}
 	if err != nil {
 		return nil, fail(err)
 	}
@@ -211,8 +217,10 @@ func (t *tasks) endCreation(ctx context.Context, id string) error {
 // Delete implements the task API.
 func (t *tasks) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (
 	*taskAPI.DeleteResponse, error) {
-	if err := t.endCreation(ctx, r.GetID()); err != nil {
-		return nil, fail(err)
+	if r.GetExecID() == "" {
+		if err := t.endCreation(ctx, r.GetID()); err != nil {
+			return nil, fail(err)
+		}
 	}
 	c, p, err := t.s.find(r.GetID(), r.GetExecID())
 	if err != nil {
@@ -222,11 +230,13 @@ func (t *tasks) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (
 		return nil, fail(fmt.Errorf("%s runs: %w", r.GetID(), errdefs.ErrFailedPrecondition))
 	}
 	_, code, at := p.state()
+	if p.exec != "" && !c.remove(p) || p.exec == "" && !t.s.leave(c) { // another call was faster
+		return nil, fail(fmt.Errorf("%.140s: %w", r.GetID(), errdefs.ErrNotFound))
+	}
 	if p.exec != "" {
-		c.remove(p)
 		return &taskAPI.DeleteResponse{Pid: self(), ExitStatus: code, ExitedAt: at}, nil
 	}
-	t.s.forget(c.id)
+	c.retireAll()
 	if _, err := t.s.running(); err == nil {
 		ctx, cancel := context.WithTimeout(ctx, t.s.killLimit())
 		defer cancel()
@@ -234,6 +244,7 @@ func (t *tasks) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (
 			log.G(ctx).WithError(err).Warn("the container's files stay until the pod's end")
 		}
 	}
+	t.s.forget(c)
 	t.s.send(runtime.TaskDeleteEventTopic, &eventstypes.TaskDelete{ContainerID: c.id, Pid: self(),
 		ExitStatus: code, ExitedAt: at})
 	return &taskAPI.DeleteResponse{Pid: self(), ExitStatus: code, ExitedAt: at}, nil

@@ -16,6 +16,7 @@ import (
 // A Volume is a file or folder of the host that is copied into the sandbox.
 type Volume struct {
 	Source   string // on the host
+	Sub      string // the path of the mount below Source; empty: all of it
 	Mount    int    // the number of its mount in Mounts
 	ReadOnly bool
 	// Updated means that the kubelet replaces the content during the pod's life.
@@ -35,7 +36,7 @@ var (
 		`kubernetes\.io~(empty-dir|configmap|secret|projected|downward-api)/`)
 	podFile        = regexp.MustCompile(`/pods/([^/]+)/etc-hosts$`)
 	terminationLog = regexp.MustCompile(`/pods/([^/]+)/containers/[^/]+/[0-9a-f]+$`)
-	subPath        = regexp.MustCompile(`/pods/[^/]+/volume-subpaths/[^/]+/[^/]+/[0-9]+$`)
+	subPath        = regexp.MustCompile(`/pods/([^/]+)/volume-subpaths/([^/]+)/[^/]+/[0-9]+$`)
 	// what containerd itself makes for a pod
 	sandboxFile = regexp.MustCompile(
 		`/io\.containerd\.grpc\.v1\.cri/sandboxes/([^/]+)/(?:hostname|hosts|resolv\.conf|shm)$`)
@@ -49,6 +50,21 @@ type Owner struct {
 	Container string // its ID
 	Sandbox   string // the ID of the pod's sandbox
 	UID       string // the pod's, as the kubelet names it
+	// Below reports whether a folder of the host is mounted from below another, and its path there.
+	// nil: none is.
+	Below func(source, folder string) (sub string, ok bool)
+}
+
+// emptyDir returns the folder of the emptyDir whose subPath the kubelet has mounted at source, and
+// the path below it. The name of a volume is unique in its pod, and that of the folder has the kind.
+func (o Owner) emptyDir(source string) (folder, sub string, ok bool) {
+	m := subPath.FindStringSubmatchIndex(source)
+	if m == nil || o.Below == nil || o.UID == "" || source[m[2]:m[3]] != o.UID {
+		return "", "", false
+	}
+	folder = path.Join(source[:m[3]], "volumes/kubernetes.io~empty-dir", source[m[4]:m[5]])
+	sub, ok = o.Below(source, folder)
+	return folder, sub, ok
 }
 
 // kind returns what the source of a mount is: a kind of podVolume, "file", "termination", or
@@ -146,13 +162,16 @@ func (c *Container) bind(m specs.Mount, g guest.Mount, o Owner) error {
 		return nil
 	}
 	v := Volume{Source: src, Mount: len(c.Mounts), ReadOnly: g.Flags&unix.MS_RDONLY != 0}
+	folder, sub, isSub := o.emptyDir(src)
 	switch kind := o.kind(src); {
+	case isSub:
+		v.Source, v.Sub = folder, sub
 	case kind == "termination":
 		v.Own, v.Back = true, !v.ReadOnly
 	case kind != "":
 		v.Own, v.Updated = kind == "image", slices.Contains(updated, kind)
 	case !v.ReadOnly && subPath.MatchString(src):
-		return refuse("mounts", "%.100q: a subPath that is written: mount the whole volume",
+		return refuse("mounts", "%.100q: a subPath that is written, of a volume that is no emptyDir",
 			m.Destination)
 	case !v.ReadOnly:
 		return refuse("mounts", "%.100q: a writable folder of the host (%.200q), "+

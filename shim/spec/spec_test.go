@@ -136,9 +136,36 @@ func TestVolumes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	testSubPath(t)
 	if len(c.Volumes) != 7 || !c.Volumes[6].ReadOnly || c.Volumes[4].Updated || c.Volumes[4].Back || c.Volumes[0].Updated || !c.Volumes[1].Updated || c.Volumes[2].Back ||
 		!c.Volumes[3].Back {
 		t.Errorf("%+v", c.Volumes)
+	}
+}
+
+// testSubPath checks that a subPath of the pod's own emptyDir is a part of it.
+func testSubPath(t *testing.T) {
+	t.Helper()
+	const pods = "/var/lib/kubelet/pods/"
+	o := owner
+	o.Below = func(source, folder string) (string, bool) {
+		return "logs", source == pods+"u/volume-subpaths/scratch/main/0" &&
+			folder == pods+"u/volumes/kubernetes.io~empty-dir/scratch"
+	}
+	for source, want := range map[string]bool{pods + "u/volume-subpaths/scratch/main/0": true,
+		pods + "u/volume-subpaths/claim/main/0": false, "/srv/pods/v/volume-subpaths/scratch/main/0": false} {
+		s := ordinary()
+		s.Mounts = append(s.Mounts, specs.Mount{Type: "bind", Source: source, Destination: "/x",
+			Options: []string{"rbind", "rw"}})
+		text, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := Parse(text, o)
+		if (err == nil) != want || want && (len(c.Volumes) != 1 || c.Volumes[0].Sub != "logs" ||
+			c.Volumes[0].Source != pods+"u/volumes/kubernetes.io~empty-dir/scratch") {
+			t.Errorf("%s: %+v, %v", source, c, err)
+		}
 	}
 }
 

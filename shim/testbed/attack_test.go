@@ -46,7 +46,7 @@ func testHostileImage(t *testing.T, b *Bed) {
 	check(t, os.Mkdir(outside, 0o755))
 	check(t, os.WriteFile(outside+"/resolv.conf", []byte("of the host"), 0o644))
 	check(t, b.Registry.Push("hostile:1", v1.Config{Env: []string{"PATH=/bin"},
-		Volumes: map[string]struct{}{"/vol": {}, "/data": {}}}, hostile(outside)))
+		Volumes: map[string]struct{}{"/vol": {}, "/data": {}}}, hostile(outside), nil))
 	p := b.pod(t, "hostile")
 	id := p.run("main", func(c object) {
 		c["image"] = object{"image": b.Registry.Host + "/hostile:1"}

@@ -215,6 +215,8 @@ func TestPods(t *testing.T) {
 	testSubstrate(t, b)
 	t.Run("hostile image", func(t *testing.T) { testHostileImage(t, b) })
 	t.Run("many execs", func(t *testing.T) { testExecs(t, b) })
+	t.Run("hostile execs", func(t *testing.T) { testHostile(t, b) })
+	t.Run("deaths", func(t *testing.T) { testDeaths(t, b) })
 	t.Run("refusals", func(t *testing.T) { testRefusals(t, b) })
 	t.Run("containerd restarts", func(t *testing.T) { testRestart(t, b) })
 	t.Run("killed shim", func(t *testing.T) { testKilled(t, b) })
@@ -245,6 +247,7 @@ func testMicroVM(t *testing.T, b *Bed, handler string) {
 	b.Handler = handler
 	defer func() { b.Handler = Handlers[0] }()
 	testSubstrate(t, b)
+	t.Run("out of memory", func(t *testing.T) { testOOM(t, b) })
 	t.Run("killed shim", func(t *testing.T) { testKilled(t, b) })
 	t.Run("hanging sandbox", func(t *testing.T) { testHanging(t, b) })
 }
@@ -383,14 +386,16 @@ func testVolumes(t *testing.T, b *Bed) {
 	check(t, os.Symlink("..1", config+"/..data"))
 	check(t, os.Symlink("..data/key", config+"/key"))
 	check(t, os.WriteFile(message, nil, 0o644))
+	part := b.subPath(t, "volumes", "scratch", "a/part")
 	p := b.pod(t, "volumes")
 	mounts := func(c object) {
 		c["mounts"] = []object{
 			{"container_path": "/config", "host_path": config, "readonly": true},
 			{"container_path": "/scratch", "host_path": empty},
-			{"container_path": "/dev/termination-log", "host_path": message}}
+			{"container_path": "/dev/termination-log", "host_path": message},
+			{"container_path": "/part", "host_path": part}}
 	}
-	writer := p.run("writer", mounts, "sh", "-c", "cat /config/key; echo shared > /scratch/file;"+
+	writer := p.run("writer", mounts, "sh", "-c", "cat /config/key; echo shared > /scratch/file; echo in part > /part/file;"+
 		"echo last words > /dev/termination-log; touch /config/x && exit 9; exit 5")
 	if code := p.await(writer); code != 5 {
 		t.Errorf("exit code %d; its log: %s", code, p.logs(writer))
@@ -401,14 +406,15 @@ func testVolumes(t *testing.T, b *Bed) {
 	if text, err := os.ReadFile(message); err != nil || string(text) != "last words\n" {
 		t.Errorf("the termination message: %q, %v", text, err)
 	}
-	if left, _ := os.ReadDir(empty); len(left) != 0 {
+	if left, _ := os.ReadDir(empty); len(left) != 1 { // the subPath
 		t.Errorf("the host has %v of an emptyDir", left)
 	}
 	reader := p.run("reader", func(c object) {
 		mounts(c)
 		c["mounts"] = c["mounts"].([]object)[:2]
 	}, "sleep", "1000")
-	if out := p.exec(reader, "cat", "/scratch/file"); out != "shared" {
+	if out := p.exec(reader, "cat", "/scratch/a/part/file", "/scratch/file"); out !=
+		"in part\nshared" {
 		t.Errorf("of another container: %q", out)
 	}
 	check(t, os.Symlink("..2", config+"/..new"))
@@ -421,6 +427,22 @@ func testVolumes(t *testing.T, b *Bed) {
 	})
 }
 
+// subPath mounts the folder sub of an emptyDir as the kubelet does, and returns where.
+func (b *Bed) subPath(t *testing.T, pod, volume, sub string) string {
+	t.Helper()
+	dir := filepath.Join(b.path("pods"), pod)
+	from := filepath.Join(dir, "volumes/kubernetes.io~empty-dir", volume, sub)
+	to := filepath.Join(dir, "volume-subpaths", volume, "main/0")
+	check(t, errors.Join(os.MkdirAll(from, 0o777), os.MkdirAll(to, 0o755)))
+	check(t, syscall.Mount(from, to, "", syscall.MS_BIND, ""))
+	t.Cleanup(func() {
+		if err := syscall.Unmount(to, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return to
+}
+
 func testRefusals(t *testing.T, b *Bed) {
 	for _, x := range []struct {
 		linux object
@@ -429,6 +451,8 @@ func testRefusals(t *testing.T, b *Bed) {
 		{namespaces(object{"network": 2}), "hostNetwork: the host's network"},
 		{namespaces(object{"pid": 2}), "hostPID: "},
 		{namespaces(object{"ipc": 2}), "hostIPC: "},
+		{namespaces(object{"userns_options": object{"uids": []object{{"host_id": 100000, "length": 1}},
+			"gids": []object{{"host_id": 100000, "length": 1}}}}), "hostUsers: "},
 		{object{"security_context": object{"privileged": true}}, "securityContext.privileged: "},
 		{object{"resources": object{"memory_limit_in_bytes": 1 << 50}}, "resources.limits.memory: "},
 		{object{"sysctls": object{"net/../../x": "1"}}, "linux.sysctl: "},
@@ -464,60 +488,4 @@ func testRefusals(t *testing.T, b *Bed) {
 		_, err = b.Crictl(t.Context(), "", "rm", "-f", id)
 		check(t, err)
 	}
-}
-
-func testRestart(t *testing.T, b *Bed) {
-	p := b.pod(t, "restart")
-	id := p.run("main", nil, "sh", "-c", "while true; do echo tick; sleep 0.2; done")
-	b.Kill()
-	check(t, b.Start())
-	if state, _, _ := p.status(id); state != "CONTAINER_RUNNING" {
-		t.Errorf("after the restart: %s", state)
-	}
-	if out := p.exec(id, "echo", "still here"); out != "still here" {
-		t.Errorf("exec after the restart: %q", out)
-	}
-	before := len(p.logs(id))
-	eventually(t, "more of the log", func() error {
-		if len(p.logs(id)) <= before {
-			return errors.New("nothing new")
-		}
-		return nil
-	})
-	_, err := b.Crictl(t.Context(), "", "rmp", "-f", p.id)
-	check(t, err)
-}
-
-func testKilled(t *testing.T, b *Bed) {
-	p := b.pod(t, "killed")
-	id := p.run("main", nil, "sleep", "1000")
-	text, err := os.ReadFile(b.path("state/io.containerd.sandbox.controller.v1.shim/k8s.io/" +
-		p.id + "/bootstrap.json"))
-	check(t, err)
-	var to struct{ Address string }
-	check(t, json.Unmarshal(text, &to))
-	check(t, syscall.Kill(p.shimPID(), syscall.SIGKILL))
-	if code := p.await(id); code == 0 {
-		t.Error("a container of a killed shim has succeeded")
-	}
-	eventually(t, "the pod's end", func() error {
-		out, err := b.Crictl(t.Context(), "", "pods", "-q", "--id", p.id, "--state", "NotReady")
-		if err == nil && out != p.id {
-			err = errors.New("it is ready")
-		}
-		return err
-	})
-	_, err = b.Crictl(t.Context(), "", "rmp", "-f", p.id)
-	check(t, err)
-	if _, err := os.Stat(strings.TrimPrefix(to.Address, "unix://")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the shim's socket is left: %v", err)
-	}
-	eventually(t, "an end of all processes", func() error {
-		for _, line := range b.Left() {
-			if strings.Contains(line, p.id) {
-				return errors.New(line)
-			}
-		}
-		return nil
-	})
 }

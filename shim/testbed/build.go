@@ -56,17 +56,18 @@ func Tools(ctx context.Context, home, dir string) (string, error) {
 	return bin, err
 }
 
-// Critest builds critest, which is a test, into the folder bin of Tools, unless it is there.
-func Critest(ctx context.Context, bin, dir string) error {
-	out := filepath.Join(bin, "critest")
+// Test builds a package of tests of the module at dir into the folder bin of Tools, unless it is
+// there, and returns its program.
+func Test(ctx context.Context, bin, dir, pkg string) (string, error) {
+	out := filepath.Join(bin, path.Base(pkg))
 	if _, err := os.Stat(out); err == nil {
-		return nil
+		return out, nil
 	}
 	tmp := out + ".new"
-	if err := build(ctx, dir, "sigs.k8s.io/cri-tools/cmd/critest", tmp, "test", "-c"); err != nil {
-		return err
+	if err := build(ctx, dir, pkg, tmp, "test", "-c"); err != nil {
+		return "", err
 	}
-	return os.Rename(tmp, out)
+	return out, os.Rename(tmp, out)
 }
 
 func build(ctx context.Context, dir, pkg, out string, command ...string) error {

@@ -31,7 +31,8 @@ func TestCritest(t *testing.T) {
 		t.Skip("takes minutes: run make critest")
 	}
 	b := bed(t)
-	check(t, Critest(t.Context(), b.options.Tools, "tools"))
+	_, err := Test(t.Context(), b.options.Tools, "tools", "sigs.k8s.io/cri-tools/cmd/critest")
+	check(t, err)
 	var skip []string
 	for _, names := range skipped {
 		skip = append(skip, names...)

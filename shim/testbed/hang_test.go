@@ -1,13 +1,11 @@
 package testbed
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 )
 
@@ -37,16 +35,7 @@ func below(pid int) (all []int) {
 func testHanging(t *testing.T, b *Bed) {
 	p := b.pod(t, "hanging")
 	id := p.run("main", nil, "sh", "-c", "trap '' TERM; while true; do sleep 1; done")
-	shim := p.shimPID()
-	frozen := below(shim)
-	if len(frozen) == 0 {
-		t.Fatal("the shim has no machine")
-	}
-	for _, pid := range frozen {
-		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil && !errors.Is(err, syscall.ESRCH) {
-			t.Fatal(err)
-		}
-	}
+	p.freeze()
 	if _, err := b.Crictl(t.Context(), "", "stop", "--timeout", "1", id); err != nil {
 		t.Errorf("stop: %v", err)
 	}

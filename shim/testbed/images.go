@@ -65,22 +65,33 @@ func Serve() (*Registry, error) {
 	return r, nil
 }
 
-// Push adds an image whose layers are that of busybox and one with entries, which have the text
-// "text" if they are files.
-func (r *Registry) Push(ref string, config v1.Config, entries []*tar.Header) error {
+// Push adds an image whose layers are that of busybox and one with entries and with files that have
+// texts. Files among the entries have the text "text".
+func (r *Registry) Push(ref string, config v1.Config, entries []*tar.Header,
+	texts map[string]string) error {
 	var b bytes.Buffer
 	tw := tar.NewWriter(&b)
-	for _, h := range entries {
-		if h.Typeflag == tar.TypeReg {
-			h.Size = int64(len("text"))
+	add := func(h *tar.Header, text string) error {
+		h.Size = int64(len(text))
+		err := tw.WriteHeader(h)
+		if err == nil {
+			_, err = io.WriteString(tw, text)
 		}
-		if err := tw.WriteHeader(h); err != nil {
+		return err
+	}
+	for _, h := range entries {
+		text := ""
+		if h.Typeflag == tar.TypeReg {
+			text = "text"
+		}
+		if err := add(h, text); err != nil {
 			return err
 		}
-		if h.Typeflag == tar.TypeReg {
-			if _, err := io.WriteString(tw, "text"); err != nil {
-				return err
-			}
+	}
+	for name, text := range texts {
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644}
+		if err := add(h, text); err != nil {
+			return err
 		}
 	}
 	if err := tw.Close(); err != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -101,7 +102,16 @@ func mount(root string, m guest.Mount) error {
 		}
 		return os.NewSyscallError("mount", err)
 	}
-	if err := unix.Mount(m.Source, target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+	source := m.Source
+	if m.Sub != "" {
+		dir, err := openBelow(m.Source, m.Sub)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(dir)
+		source = "/proc/self/fd/" + strconv.Itoa(dir)
+	}
+	if err := unix.Mount(source, target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return os.NewSyscallError("mount", err)
 	}
 	if m.Flags == 0 {
@@ -109,6 +119,38 @@ func mount(root string, m guest.Mount) error {
 	}
 	return os.NewSyscallError("remount", unix.Mount("", target, "",
 		unix.MS_REMOUNT|unix.MS_BIND|m.Flags, ""))
+}
+
+// openBelow opens the folder sub below dir, which is made if it is missing, with the mode and owner of
+// dir. Other containers write to dir meanwhile, so no link in it is followed.
+func openBelow(dir, sub string) (int, error) {
+	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	at, err := unix.Open(dir, flags, 0)
+	if err != nil {
+		return -1, &os.PathError{Op: "open", Path: dir, Err: err}
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(at, &st); err != nil {
+		_ = unix.Close(at)
+		return -1, os.NewSyscallError("fstat", err)
+	}
+	for name := range strings.SplitSeq(sub, "/") {
+		if name == "" || name == "." || name == ".." {
+			_ = unix.Close(at)
+			return -1, fmt.Errorf("%q is no path below a volume", sub)
+		}
+		made := unix.Mkdirat(at, name, 0o700) == nil
+		next, err := unix.Openat(at, name, flags, 0)
+		_ = unix.Close(at)
+		if err != nil {
+			return -1, &os.PathError{Op: "open subPath", Path: sub, Err: err}
+		}
+		if at = next; made { // the mode after the owner, which clears bits
+			_ = unix.Fchown(at, int(st.Uid), int(st.Gid))
+			_ = unix.Fchmod(at, st.Mode&0o7777)
+		}
+	}
+	return at, nil
 }
 
 // place returns the path of a place in root, which is made if it is missing: as a folder (kind 0)
