@@ -143,6 +143,7 @@ test: setup-tests shim check proto-check chart-check ## set up, build, and run e
 		scripts/test-kvm; \
 		TURN_SUBSTRATE=qemu $$test -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn" \
 		"$$test $(KUBERNETES) $(ALONE); \
+		make operator; \
 		(cd shim && export CGO_ENABLED=0 GOFLAGS= && $(GO) vet -trimpath ./... && $(GO) test -trimpath -vet=off -timeout $(TIMEOUT) ./...)" \
 		"$(BROWSER) scripts/test-suites; \
 		scripts/test-as-user" || failed=1; \
