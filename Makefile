@@ -121,30 +121,36 @@ export TEST_KERNEL
 # race detector sleeps for a second before it exits, in which other goroutines may still race; thousands of
 # the tests' processes would sleep so for many minutes, so GORACE says less.
 #
-# What waits more than it computes has more processes than processors. The soak runs for five minutes,
-# with faults, and beside it the operator with a real API server, the shim's pods, and the suites in other
-# languages. After a failed part the other parts still run. make check has vetted the tests. The tests of
-# turn ui run in Chromium, and keep pictures of the page in .cache/pictures.
+# What waits more than it computes has more processes than processors. The packages that take longest come
+# first, so that none of them runs alone at the end. The soak runs for five minutes, with faults; beside it
+# are the operator with a real API server, the shim's pods, the suites in other languages, and what runs
+# again elsewhere: on QEMU, under KVM, and as a user. After a failed part the other parts still run. make
+# check has vetted the tests. The tests of turn ui run in Chromium, and keep pictures of the page in
+# .cache/pictures.
 BROWSER = TURN_TEST_BROWSER=1 TURN_TEST_PICTURES='$(CURDIR)/.cache/pictures'
 KUBERNETES = ./internal/kube/... ./cmd/turn-operator
 ALONE = ./packaging/image
+LONGEST = $(addprefix ./,cmd/turn-server cmd/turn internal/driver/qemu internal/turn internal/template internal/driver/gvisor \
+	internal/store internal/server/controller internal/guest/agent internal/template/oci internal/server/records internal/lang/syntax)
 OTHERS = $(shell $(GO) list ./... | grep -v -e /internal/kube/ -e /cmd/turn-operator -e /packaging/image)
 CPUS := $(shell nproc)
 MORE = $(shell echo $$(($(CPUS) + 1)))
+TWICE = $(shell echo $$(($(CPUS) * 2)))
 
 .PHONY: test
 test: setup-tests shim check proto-check chart-check ## set up, build, and run every test; as root, some again as a user
 	@set -x; failed=0; export $(SHARED); test="$(GO) test -vet=off -timeout $(TIMEOUT)"; \
-	$(BROWSER) GORACE=atexit_sleep_ms=10 $$test -race -tags= -trimpath=false -p $(MORE) -skip '^TestMachine(Script$$|Corpus)' $(OTHERS) || failed=1; \
+	$(BROWSER) GORACE=atexit_sleep_ms=10 $$test -race -tags= -trimpath=false -p $(TWICE) -skip '^TestMachine(Script$$|Corpus)' $(LONGEST) $(OTHERS) || failed=1; \
 	$$test -parallel $(MORE) -run '^TestMachine(Script$$|Corpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
-	TURN_SOAK_FOR=5m $$test -count 1 -run '^TestSoak$$' ./cmd/turn & soak=$$!; \
-	$$test $(KUBERNETES) $(ALONE) || failed=1; \
-	(cd shim && export CGO_ENABLED=0 GOFLAGS= && $(GO) vet -trimpath ./... && $(GO) test -trimpath -vet=off -timeout $(TIMEOUT) ./...) || failed=1; \
-	$(BROWSER) scripts/test-suites || failed=1; \
-	wait $$soak || failed=1; \
-	TURN_SUBSTRATE=qemu $$test -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn || failed=1; \
-	scripts/test-kvm || failed=1; \
-	scripts/test-as-user || failed=1; \
+	scripts/together \
+		"TURN_SOAK_FOR=5m $$test -count 1 -run '^TestSoak$$' ./cmd/turn; \
+		scripts/test-kvm; \
+		TURN_SUBSTRATE=qemu $$test -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn" \
+		"$$test $(KUBERNETES) $(ALONE); \
+		make operator; \
+		(cd shim && export CGO_ENABLED=0 GOFLAGS= && $(GO) vet -trimpath ./... && $(GO) test -trimpath -vet=off -timeout $(TIMEOUT) ./...)" \
+		"$(BROWSER) scripts/test-suites; \
+		scripts/test-as-user" || failed=1; \
 	exit $$failed
 
 .PHONY: soak

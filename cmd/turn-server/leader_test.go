@@ -110,6 +110,7 @@ func (p *process) awaitTimes(text string, n int) {
 // TestLeaders: of two controllers one leads. When it is killed, stopped, or parted from the database,
 // the other leads, or the same again; tokens stay valid, and revoked ones stay revoked.
 func TestLeaders(t *testing.T) {
+	t.Parallel()
 	x := startRivals(t, filepath.Join(t.TempDir(), "home"))
 	if code, text := status(t, x.two, "/readyz"); code != http.StatusServiceUnavailable {
 		t.Errorf("the standby is ready: %d %s", code, text)
@@ -205,6 +206,7 @@ func (x *rivals) audited() {
 // TestMachineLeader: a command in a sandbox goes on while another controller begins to lead, and the
 // new leader has the sandbox.
 func TestMachineLeader(t *testing.T) {
+	t.Parallel()
 	x := startRivals(t, homeWithTemplates(t))
 	secret := token(t, x.one)
 	x.serves(x.one, secret)
@@ -246,6 +248,7 @@ func TestMachineLeader(t *testing.T) {
 // TestForeignKey: a controller with another key of tokens says so while it waits, and does not lead
 // before the operator permits it.
 func TestForeignKey(t *testing.T) {
+	t.Parallel()
 	database := pgtest.New(t, "fsync=off")
 	dir := t.TempDir()
 	env := func(name string, more ...string) []string {

@@ -61,6 +61,7 @@ func pinned(t *testing.T, operator, node *process, url string, env ...string) *c
 // TestMachineOneProcess runs a document locally, by the operator's socket and over the network, and
 // ends the server while a turn runs.
 func TestMachineOneProcess(t *testing.T) {
+	t.Parallel()
 	p := start(t, homeWithTemplates(t), nil, "--listen", "127.0.0.1:0")
 	p.await("node registered")
 	local := receipt(t, &client{t, homeWithTemplates(t), nil})

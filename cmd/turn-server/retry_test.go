@@ -54,6 +54,7 @@ const startsAgain = "the turn of a lost node starts again"
 // the result of that attempt. A node that comes back stores nothing of the turn, and ends its machine. A
 // turn that was cancelled does not start again.
 func TestMachineRetry(t *testing.T) {
+	t.Parallel()
 	g := startGroup(t, "15s", "one", "two")
 	c := g.client()
 	other := func(node string) *process { return g.nodes[map[string]string{"one": "two", "two": "one"}[node]] }

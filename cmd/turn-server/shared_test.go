@@ -33,7 +33,7 @@ func startGroup(t *testing.T, lease string, names ...string) *group {
 	g := &group{t: t, nodes: map[string]*process{}, homes: map[string]string{}, dir: t.TempDir(),
 		database: pgtest.New(t, "fsync=off")}
 	addr := s3test.Server(t, "../../internal/store/blob/s3/testserver")
-	s3test.Bucket(t, addr, "turns")
+	s3test.MakeBucket(t, addr, "turns")
 	g.env = []string{"TURN_SERVER_NODE_DATABASE=" + g.database.URL + "&lease=" + lease,
 		"TURN_SERVER_NODE_WARM_TURNS=0", "TURN_SERVER_NODE_STORE=s3://turns/server", "AWS_ENDPOINT_URL_S3=http://" + addr,
 		"AWS_ACCESS_KEY_ID=" + s3test.AccessKey, "AWS_SECRET_ACCESS_KEY=" + s3test.SecretKey}
@@ -114,6 +114,7 @@ func (g *group) nodeOf() string {
 // TestMachineShared: a session outlives the node of its turns. The next turn begins at another node, with
 // the files, and what reads the session works there.
 func TestMachineShared(t *testing.T) {
+	t.Parallel()
 	g := startGroup(t, "60s", "one", "two")
 	c, stranger := g.client(), g.client()
 	c.must("run", "--session", "work", write(t, "```bash\necho 41 > kept\n```\n"))

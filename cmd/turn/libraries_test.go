@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,11 +22,17 @@ func TestLibrariesReadNoVariable(t *testing.T) {
 	seen := 0
 	err := filepath.WalkDir("../..", func(path string, d os.DirEntry, err error) error {
 		name, _ := filepath.Rel("../..", path)
+		if err == nil && d.IsDir() && name != "." && strings.HasPrefix(name, ".") {
+			return filepath.SkipDir // git's files, and the sources of gVisor
+		}
 		if err != nil || d.IsDir() || !strings.HasSuffix(name, ".go") || own.MatchString(name) {
 			return err
 		}
 		seen++
 		b, err := os.ReadFile(path)
+		if !bytes.Contains(b, []byte(`env("`)) && !bytes.Contains(b, []byte(`Env("`)) {
+			return err // the expression takes long
+		}
 		for i, line := range strings.Split(string(b), "\n") {
 			if reads.MatchString(line) {
 				t.Errorf("%s:%d: %s", name, i+1, strings.TrimSpace(line))

@@ -57,6 +57,7 @@ func TestBrokenChannel(t *testing.T) {
 // TestSilentAgent checks that an agent that no longer confirms a step's end delays nothing. The
 // machine ends.
 func TestSilentAgent(t *testing.T) {
+	t.Parallel()
 	silent := new(atomic.Bool)
 	m, r, s := runNoisy(t, silent,
 		"```bash name=a timeout=6s\necho begun; sleep 600\n```\n\n```bash\necho never\n```\n",

@@ -237,6 +237,7 @@ func TestTurns(t *testing.T) {
 
 // TestKillGrace checks that a step that was killed in time leaves the machine to the next step.
 func TestKillGrace(t *testing.T) {
+	t.Parallel()
 	x := testRunner(turntest.Home(t))
 	x.host.Launcher.KillGrace = 8 * time.Second
 	doc := step("name=a timeout=1s continue-on-error", "sleep 99") + step("name=b",
@@ -250,6 +251,7 @@ func TestKillGrace(t *testing.T) {
 // TestDisobedience checks that the time limit ends a step whose shell was moved out of the step's
 // control group by root of the sandbox, and that the changes before the step are kept.
 func TestDisobedience(t *testing.T) {
+	t.Parallel()
 	x := testRunner(turntest.Home(t))
 	x.host.Launcher.KillGrace = 2 * time.Second
 	const escape = "echo kept > /var/kept; mkdir /sys/fs/cgroup/out && echo $$ > " +

@@ -129,58 +129,61 @@ func TestKernelsThatDoNotStart(t *testing.T) {
 	const patient = 10 * second // for a kernel that speaks: a busy host starts it late
 	forged := "turnstone-agent: check has erofs\nturnstone-agent: check has \x1b]0;x\a\n" +
 		"turnstone-agent: check lacks tun\nturnstone-agent: check en"
-	for _, tt := range []struct {
-		name           string
-		kernel         []byte
-		silence, limit time.Duration
-		says           string
-	}{
-		{"halts", tinyKernel(halt, ""), second, 60 * second,
-			"prints nothing on the serial console for 1s; the console is empty"},
-		{"says something and halts", tinyKernel(join(printThen, halt), "\nhello \x1b[2J"), patient,
-			60 * second, `prints nothing on the serial console for 10s; ` +
-				`the console ends: "hello ?[2J"`},
-		{"panics at once", tinyKernel(join(printThen, halt),
-			"[ 0.0] Kernel panic - not syncing: no \x1b\atables\n"), 60 * second, 60 * second,
-			"the guest kernel panicked: no ??tables"},
-		{"panics in half a line", tinyKernel(join(printThen, halt),
-			"Kernel panic - not syncing: half"), patient, 60 * second,
-			"the guest kernel panicked: half"},
-		{"prints without end", tinyKernel(printAlways, ""), 60 * second, patient,
-			"no report after 10s"},
-		{"resets", tinyKernel(reset, ""), 60 * second, 60 * second,
-			"the guest reset its machine, or shut it down, before its agent was ready"},
-		{"prints and resets", tinyKernel(join(printThen, reset), "\r\nso far\r\n"), 60 * second,
-			60 * second, `before its agent was ready; the console ends: "so far"`},
-		{"an agent that gives up", tinyKernel(join(printThen, halt),
-			"turnstone-agent: failed: the kernel has no EROFS (CONFIG_EROFS_FS)\n"), 60 * second,
-			60 * second,
-			"the guest's agent does not start: the kernel has no EROFS (CONFIG_EROFS_FS)"},
-		{"a report that is not the agent's", tinyKernel(join(printThen, halt), forgedReport),
-			patient, 60 * second, "prints nothing on the serial console for 10s"},
-		{"a report that breaks off", tinyKernel(join(printThen, reset), forged), 60 * second,
-			60 * second, "the guest reset its machine, or shut it down, before its agent was ready"},
-		{"a segment larger than the memory", oversized(), 60 * second, 60 * second,
-			"QEMU ended: qemu-system-x86_64: "},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "kernel")
-			if err := os.WriteFile(path, tt.kernel, 0o444); err != nil {
-				t.Fatal(err)
-			}
-			// One accelerator: the order is for hosts with KVM.
-			_, err := s.reportOf(t.Context(), substrate.Machine{Kernel: path, Initramfs: initramfs},
-				tt.silence, tt.limit)
-			if turnstone.KindOf(err) != turnstone.KindDead ||
-				!strings.Contains(err.Error(), tt.says) {
-				t.Errorf("%v, want %q", err, tt.says)
-			}
-			if err != nil && (strings.ContainsAny(err.Error(), "\x1b\a\n") ||
-				strings.Contains(err.Error(), "sb_") || len(err.Error()) > 500) {
-				t.Errorf("hostile words come through: %q", err)
-			}
-		})
-	}
+	t.Run("together", func(t *testing.T) { // most of them wait
+		for _, tt := range []struct {
+			name           string
+			kernel         []byte
+			silence, limit time.Duration
+			says           string
+		}{
+			{"halts", tinyKernel(halt, ""), second, 60 * second,
+				"prints nothing on the serial console for 1s; the console is empty"},
+			{"says something and halts", tinyKernel(join(printThen, halt), "\nhello \x1b[2J"), patient,
+				60 * second, `prints nothing on the serial console for 10s; ` +
+					`the console ends: "hello ?[2J"`},
+			{"panics at once", tinyKernel(join(printThen, halt),
+				"[ 0.0] Kernel panic - not syncing: no \x1b\atables\n"), 60 * second, 60 * second,
+				"the guest kernel panicked: no ??tables"},
+			{"panics in half a line", tinyKernel(join(printThen, halt),
+				"Kernel panic - not syncing: half"), patient, 60 * second,
+				"the guest kernel panicked: half"},
+			{"prints without end", tinyKernel(printAlways, ""), 60 * second, patient,
+				"no report after 10s"},
+			{"resets", tinyKernel(reset, ""), 60 * second, 60 * second,
+				"the guest reset its machine, or shut it down, before its agent was ready"},
+			{"prints and resets", tinyKernel(join(printThen, reset), "\r\nso far\r\n"), 60 * second,
+				60 * second, `before its agent was ready; the console ends: "so far"`},
+			{"an agent that gives up", tinyKernel(join(printThen, halt),
+				"turnstone-agent: failed: the kernel has no EROFS (CONFIG_EROFS_FS)\n"), 60 * second,
+				60 * second,
+				"the guest's agent does not start: the kernel has no EROFS (CONFIG_EROFS_FS)"},
+			{"a report that is not the agent's", tinyKernel(join(printThen, halt), forgedReport),
+				patient, 60 * second, "prints nothing on the serial console for 10s"},
+			{"a report that breaks off", tinyKernel(join(printThen, reset), forged), 60 * second,
+				60 * second, "the guest reset its machine, or shut it down, before its agent was ready"},
+			{"a segment larger than the memory", oversized(), 60 * second, 60 * second,
+				"QEMU ended: qemu-system-x86_64: "},
+		} {
+			t.Run(tt.name, func(t *testing.T) {
+				t.Parallel()
+				path := filepath.Join(t.TempDir(), "kernel")
+				if err := os.WriteFile(path, tt.kernel, 0o444); err != nil {
+					t.Fatal(err)
+				}
+				// One accelerator: the order is for hosts with KVM.
+				_, err := s.reportOf(t.Context(), substrate.Machine{Kernel: path, Initramfs: initramfs},
+					tt.silence, tt.limit)
+				if turnstone.KindOf(err) != turnstone.KindDead ||
+					!strings.Contains(err.Error(), tt.says) {
+					t.Errorf("%v, want %q", err, tt.says)
+				}
+				if err != nil && (strings.ContainsAny(err.Error(), "\x1b\a\n") ||
+					strings.Contains(err.Error(), "sb_") || len(err.Error()) > 500) {
+					t.Errorf("hostile words come through: %q", err)
+				}
+			})
+		}
+	})
 	entries, _ := os.ReadDir(h.Path("sandboxes"))
 	if len(entries) > 0 {
 		t.Errorf("left behind: %v", entries)

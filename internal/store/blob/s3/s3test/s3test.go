@@ -76,6 +76,12 @@ func Bucket(t testing.TB, addr, name string) {
 	t.Helper()
 	t.Setenv("AWS_ACCESS_KEY_ID", AccessKey)
 	t.Setenv("AWS_SECRET_ACCESS_KEY", SecretKey)
+	MakeBucket(t, addr, name)
+}
+
+// MakeBucket creates a bucket, for a parallel test, whose environment is that of others.
+func MakeBucket(t testing.TB, addr, name string) {
+	t.Helper()
 	check(t, makeBucket(t.Context(), addr, name))
 }
 

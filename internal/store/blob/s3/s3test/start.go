@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -57,7 +58,9 @@ func Start(o Options) (*Started, error) {
 			return nil, err
 		}
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	// The server listens at this port when it is free again, so the address is one that nobody else has.
+	l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.IntN(254), rand.IntN(256),
+		1+rand.IntN(254)))
 	if err != nil {
 		return nil, err
 	}
