@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync"
@@ -38,6 +39,8 @@ type bench struct {
 	nodes, callers, claims, objects int
 	sandboxes, claimsOfReal         int
 	server                          *server
+	requests, calls                 counts // of the operator in this process
+	profile                         string
 }
 
 func main() {
@@ -49,6 +52,7 @@ func main() {
 	flag.IntVar(&b.claims, "claims", 10_000, "claims through the gateway")
 	flag.IntVar(&b.objects, "objects", 500, "SandboxClaim objects")
 	flag.IntVar(&b.sandboxes, "sandboxes", 100_000, "sandboxes for the controller's memory")
+	flag.StringVar(&b.profile, "profile", "", "file for a profile of this process while it serves objects")
 	flag.IntVar(&b.claimsOfReal, "real", 50, "claims of real sandboxes, each way")
 	flag.Parse()
 	if err := b.run(context.Background()); err != nil {
@@ -210,16 +214,29 @@ func (b *bench) operator(ctx context.Context, c *kubetest.Cluster) error {
 	if err != nil {
 		return err
 	}
+	b.requests.requests(cfg)
 	m, err := ctrl.NewManager(cfg, ctrl.Options{Scheme: scheme, Metrics: metrics.Options{BindAddress: "0"}})
 	if err != nil {
 		return err
 	}
-	if err := agents.Add(m, &agents.Options{Server: b.server, Cluster: "bench", Default: true,
+	if err := agents.Add(m, &agents.Options{Server: counted{b.server, &b.calls}, Cluster: "bench", Default: true,
 		Log: slog.New(slog.DiscardHandler)}); err != nil {
 		return err
 	}
 	go func() { _ = m.Start(ctx) }()
 	return nil
+}
+
+// profiled begins a profile, if one is asked for, and returns what ends it.
+func (b *bench) profiled() (end func(), err error) {
+	if b.profile == "" {
+		return func() {}, nil
+	}
+	f, err := os.Create(b.profile)
+	if err != nil {
+		return nil, err
+	}
+	return func() { pprof.StopCPUProfile(); _ = f.Close() }, pprof.StartCPUProfile(f)
 }
 
 // adminOf returns a client that may do everything.
@@ -263,13 +280,24 @@ func (b *bench) measureObjects(ctx context.Context, c *kubetest.Cluster) error {
 	if _, err := claimAll(ctx, to, "warm", 5, 5); err != nil {
 		return err
 	}
-	began := time.Now()
+	began, err := b.cost(c)
+	if err != nil {
+		return err
+	}
+	end, err := b.profiled()
+	if err != nil {
+		return err
+	}
 	took, err := claimAll(ctx, to, "c", b.objects, b.callers)
+	end()
 	if err != nil {
 		return err
 	}
 	fmt.Printf("| SandboxClaim objects that become ready in a second, of %d | %.0f |\n", b.objects,
-		float64(b.objects)/time.Since(began).Seconds())
+		float64(b.objects)/time.Since(began.began).Seconds())
+	if err := began.print(b.objects); err != nil {
+		return err
+	}
 	fmt.Printf("| from the creation of such an object until it is ready, %d at once, p50 and p99 | %.0f ms, %.0f ms |\n",
 		b.callers, quantile(took, 50), quantile(took, 99))
 	one, err := claimAll(ctx, to, "single", 50, 1)
