@@ -25,9 +25,9 @@ import (
 	"turnstone.dev/turnstone/internal/kube/steady"
 )
 
-// elected runs an operator that elects itself, and which is kept, until the test ends. starts counts how
+// elected runs an operator that elects itself, and which is kept, until stop is called. starts counts how
 // often it started.
-func (w *world) elected(starts *atomic.Int64) {
+func (w *world) elected(starts *atomic.Int64) (stop func()) {
 	w.Helper()
 	cfg, err := w.cluster.Config("turn-operator", "system:masters")
 	w.must(err)
@@ -53,12 +53,14 @@ func (w *world) elected(starts *atomic.Int64) {
 			return m.Start(ctx)
 		})
 	}()
-	w.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
 			w.Errorf("the operator: %v", err)
 		}
 	})
+	w.Cleanup(stop)
+	return stop
 }
 
 // plain is a Sandbox without a process.
@@ -68,13 +70,15 @@ func plain(namespace, name string) *sandboxv1.Sandbox {
 	return s
 }
 
-// TestBadTimes floods an operator by one namespace, and then takes the API server away.
+// TestBadTimes floods an operator by one namespace, takes the API server away, and then the operator that leads.
 func TestBadTimes(t *testing.T) {
 	w := newWorld(t)
 	var starts atomic.Int64
-	w.elected(&starts)
+	stop := w.elected(&starts)
 	t.Run("flood", w.flood)
 	t.Run("outage", func(t *testing.T) { w.outage(t, &starts) })
+	stop()
+	t.Run("leaders", w.leaders)
 }
 
 // flooded is how many claims a flood has: enough for all workers, at a cost that each run of the tests can
