@@ -35,7 +35,7 @@ import (
 )
 
 type bench struct {
-	bin, root                       string
+	bin, root, operatorPath         string
 	nodes, callers, claims, objects int
 	sandboxes, claimsOfReal         int
 	server                          *server
@@ -45,7 +45,8 @@ type bench struct {
 
 func main() {
 	var b bench
-	flag.StringVar(&b.bin, "bin", "bin", "folder of turn and turn-server")
+	flag.StringVar(&b.bin, "bin", "bin", "folder of turn, turn-server and runsc")
+	flag.StringVar(&b.operatorPath, "operator", "bin/turn-operator", "the program turn-operator")
 	flag.StringVar(&b.root, "root", ".", "folder of the checkout")
 	flag.IntVar(&b.nodes, "nodes", 64, "simulated nodes; 0: only real sandboxes")
 	flag.IntVar(&b.callers, "callers", 64, "callers at one time")

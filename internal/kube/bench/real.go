@@ -63,7 +63,7 @@ func (b *bench) real(ctx context.Context, dir string) error {
 		return err
 	}
 	defer c.End()
-	if err := n.operate(ctx, c); err != nil {
+	if err := n.operate(ctx, c, b.operatorPath); err != nil {
 		return err
 	}
 	to, err := adminOf(c)
@@ -186,13 +186,13 @@ func (n *realNode) turn(ctx context.Context, env []string, args ...string) (stri
 }
 
 // operate starts the operator with its router.
-func (n *realNode) operate(ctx context.Context, c *kubetest.Cluster) error {
+func (n *realNode) operate(ctx context.Context, c *kubetest.Cluster, path string) error {
 	config, err := c.Kubeconfig("turn-operator", "system:masters")
 	if err != nil {
 		return err
 	}
 	n.operator, err = startProgram(ctx, []string{"KUBECONFIG=" + config, "TURN_HOME=" + n.client},
-		filepath.Join(n.bin, "turn-operator"), "--host", "bench", "--token-file", filepath.Join(n.client, "operator.token"),
+		path, "--host", "bench", "--token-file", filepath.Join(n.client, "operator.token"),
 		"--default", "--router", "127.0.0.1:0", "--metrics", "0", "--health", "0")
 	if err == nil {
 		n.router, err = n.operator.says(routerAt)
