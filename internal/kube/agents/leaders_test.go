@@ -78,7 +78,6 @@ func (w *world) leaders(t *testing.T) {
 	w.becomes(removed, sandboxv1.SandboxReasonDependenciesReady)
 	w.must(w.admin.Delete(t.Context(), removed))
 	w.becomes(removed, "gone")
-	wrote := w.writes("kept")
 
 	w.must(slow.Signal(syscall.SIGCONT))
 	close(h.open) // its calls are made only now
@@ -94,8 +93,8 @@ func (w *world) leaders(t *testing.T) {
 	if n != 6 {
 		t.Errorf("%d sandboxes were made for six objects", n)
 	}
-	if n := w.writes("kept"); n != wrote {
-		t.Errorf("the operators wrote %d times about an object, and once more afterwards: %d", wrote, n)
+	if n := w.writes("kept"); n != 2 { // the slow one took it, and the other one wrote its status
+		t.Errorf("the operators wrote %d times about an object, not 2", n)
 	}
 	for _, b := range w.server.all() {
 		if b.Metadata[agents.MetadataName] == "removed" {
