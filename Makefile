@@ -206,7 +206,9 @@ bench: setup-bench build ## measure speed and size; print markdown
 		./internal/server/gateway ./internal/server/node ./internal/server/node/warm ./internal/pool ./client ./internal/ui \
 		./internal/fleet ./internal/fleet/sim ./internal/server/controller/usage
 	@case ",$(or $(ONLY),kubernetes)," in *,kubernetes,*) \
-		$(GO) build -trimpath -buildvcs=false -o .cache/kube-bench ./internal/kube/bench && .cache/kube-bench -bin bin;; esac
+		$(GO) build -trimpath -buildvcs=false -o .cache/kube-bench ./internal/kube/bench && \
+		$(GO) build -trimpath -buildvcs=false -o .cache/turn-operator ./cmd/turn-operator && \
+		.cache/kube-bench -bin bin -operator .cache/turn-operator;; esac
 	@[ '$(ONLY)' = kubernetes ] || .cache/bench -turn bin/turn -floors .cache/floors $(if $(TEST_KERNEL),-kernel '$(TEST_KERNEL)') $(if $(ONLY),-only $(ONLY)) $(if $(RUNS),-runs $(RUNS)) $(if $(CORPUS),-groups $(CORPUS)) $(if $(TIER),-tier $(TIER))
 
 .PHONY: fuzz

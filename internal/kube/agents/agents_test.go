@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	metrics "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/kube/agents"
 	"turnstone.dev/turnstone/internal/kube/kubetest"
 )
@@ -45,6 +46,7 @@ type world struct {
 	server  *server
 	follow  *agents.Follow // nil: nothing is reported
 	again   time.Duration  // between two looks; 0: one second
+	wait    time.Duration  // bounds each wait; 0: patience
 	guest   time.Duration  // for a sandbox's answer; 0: the default
 }
 
@@ -70,7 +72,7 @@ func (w *world) must(err error) {
 // until waits until f is true.
 func (w *world) until(what string, f func() bool) {
 	w.Helper()
-	for end := time.Now().Add(patience); !f(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(cmp.Or(w.wait, patience)); !f(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			w.Fatalf("waiting until %s took too long; sandboxes: %v", what, w.server.all())
 		}
@@ -174,7 +176,7 @@ func (w *world) condition(o client.Object, kind string) metav1.Condition {
 func (w *world) becomes(o client.Object, reason string) {
 	w.Helper()
 	last := metav1.Condition{}
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(cmp.Or(w.wait, patience)); ; time.Sleep(20 * time.Millisecond) {
 		if last = w.condition(o, "Ready"); last.Reason == reason {
 			return
 		}
@@ -185,16 +187,20 @@ func (w *world) becomes(o client.Object, reason string) {
 }
 
 // writes counts what the operator wrote about an object.
-func (w *world) writes(name string) (n int) {
+func (w *world) writes(name string) int { w.Helper(); return w.allWrites()[name] }
+
+// allWrites counts what the operator wrote, by the names of the objects.
+func (w *world) allWrites() map[string]int {
 	w.Helper()
 	all, err := w.cluster.Writes()
 	w.must(err)
+	of := map[string]int{}
 	for _, one := range all {
-		if one.User == "turn-operator" && one.Name == name {
-			n++
+		if one.User == "turn-operator" {
+			of[one.Name]++
 		}
 	}
-	return n
+	return of
 }
 
 func TestSandbox(t *testing.T) {
@@ -267,8 +273,33 @@ func (w *world) claims(t *testing.T) {
 	w.must(w.admin.Create(t.Context(), refused))
 	w.becomes(refused, "EnvVarsInjectionRejected")
 	w.must(w.admin.Delete(t.Context(), refused))
+	w.ended(t)
 	w.must(w.admin.Delete(t.Context(), claim))
 	w.until("the claim's sandbox has ended", func() bool { return len(w.server.all()) == 0 })
+	w.becomes(&sandboxv1.Sandbox{ObjectMeta: claim.ObjectMeta}, "gone")
+}
+
+// ended lets the sandbox of a claim end by itself: the claim goes in its time after that.
+func (w *world) ended(t *testing.T) {
+	second := int32(1)
+	claim := &extv1.SandboxClaim{ObjectMeta: metav1.ObjectMeta{Name: "ended", Namespace: "default"},
+		Spec: extv1.SandboxClaimSpec{WarmPoolRef: extv1.SandboxWarmPoolRef{Name: "p"},
+			Lifecycle: &extv1.Lifecycle{TTLSecondsAfterFinished: &second, ShutdownPolicy: extv1.ShutdownPolicyDelete}}}
+	began := time.Now()
+	w.must(w.admin.Create(t.Context(), claim))
+	w.becomes(claim, sandboxv1.SandboxReasonDependenciesReady)
+	// Of a claim that takes long the status says so, once.
+	if n := w.writes("ended"); n != 3 && (n != 4 || time.Since(began) < 2*time.Second) {
+		t.Errorf("the operator wrote %d times until the claim was ready, not 3", n)
+	}
+	w.server.mu.Lock()
+	for _, b := range w.server.boxes {
+		if b.Metadata[agents.MetadataName] == "ended" {
+			b.State = v1.SandboxState_SANDBOX_STATE_STOPPED
+		}
+	}
+	w.server.mu.Unlock()
+	w.becomes(claim, "gone")
 	w.becomes(&sandboxv1.Sandbox{ObjectMeta: claim.ObjectMeta}, "gone")
 }
 

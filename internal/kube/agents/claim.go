@@ -64,20 +64,24 @@ func (r *claims) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result, er
 	}
 	was := c.Status.DeepCopy()
 	after := time.Duration(0)
-	switch left, over := r.left(c); {
+	switch _, over := r.left(c); {
 	case over:
 		deleted, err := r.expire(ctx, c)
 		if err != nil || deleted {
 			return ctrl.Result{}, err
 		}
 	case no == nil:
-		after = left
 		err := r.grant(ctx, c, t)
 		if errors.Is(err, errEarly) {
 			return ctrl.Result{RequeueAfter: early}, nil
 		}
 		if err != nil && !errors.As(err, &no) {
 			return ctrl.Result{}, err
+		}
+		if left, over := r.left(c); over { // since it has ended, which the status now says
+			after = soon
+		} else {
+			after = left
 		}
 	}
 	if no != nil {

@@ -17,8 +17,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
@@ -58,12 +60,13 @@ func Add(m manager.Manager, o *Options) error {
 	meant := builder.WithPredicates(steady.Meant())
 	boxes := &sandboxes{o: o, to: m.GetClient(), live: m.GetAPIReader()}
 	if err := ctrl.NewControllerManagedBy(m).For(&sandboxv1.Sandbox{}, meant).
-		Watches(&extv1.SandboxClaim{}, handler.EnqueueRequestsFromMapFunc(sameName), meant).
+		Watches(&extv1.SandboxClaim{}, handler.EnqueueRequestsFromMapFunc(sameName), builder.WithPredicates(goes())).
 		WithOptions(many).Complete(steady.Share(parallel, boxes)); err != nil {
 		return err
 	}
 	of := &claims{o: o, to: m.GetClient()}
-	if err := ctrl.NewControllerManagedBy(m).For(&extv1.SandboxClaim{}).Owns(&sandboxv1.Sandbox{}).
+	if err := ctrl.NewControllerManagedBy(m).For(&extv1.SandboxClaim{}, meant).
+		Owns(&sandboxv1.Sandbox{}, builder.WithPredicates(says())).
 		Watches(&extv1.SandboxWarmPool{}, handler.EnqueueRequestsFromMapFunc(of.waiting), meant).
 		Watches(&extv1.SandboxTemplate{}, handler.EnqueueRequestsFromMapFunc(of.waiting), meant).
 		WithOptions(many).Complete(of); err != nil {
@@ -86,6 +89,23 @@ func Add(m manager.Manager, o *Options) error {
 // sameName asks for the Sandbox that has the name of a claim.
 func sameName(_ context.Context, o client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: key(o)}}
+}
+
+// goes passes the end of a claim, after which its Sandbox ends. When a claim comes it has none, and at
+// the operator's start each Sandbox is looked at anyhow.
+func goes() predicate.Predicate {
+	return predicate.Funcs{CreateFunc: func(event.CreateEvent) bool { return false },
+		UpdateFunc: func(e event.UpdateEvent) bool {
+			return e.ObjectOld.GetUID() != e.ObjectNew.GetUID() || !e.ObjectNew.GetDeletionTimestamp().IsZero()
+		}}
+}
+
+// says passes what a claim's status repeats of its Sandbox. One that is new says nothing.
+func says() predicate.Predicate {
+	return predicate.Funcs{CreateFunc: func(e event.CreateEvent) bool {
+		s, ok := e.Object.(*sandboxv1.Sandbox)
+		return !ok || len(s.Status.Conditions) > 0
+	}}
 }
 
 // waiting asks for the claims of a namespace that have no sandbox.

@@ -25,9 +25,10 @@ type server struct {
 	boxes   map[string]*box
 	keys    map[string]string // of creations, to IDs
 	created int
-	targets map[string]int32 // of pools
-	quota   map[string]int   // sandboxes of a tenant; nil: any
-	noEnd   atomic.Bool      // End is refused
+	targets map[string]int32         // of pools
+	quota   map[string]int           // sandboxes of a tenant; nil: any
+	noEnd   atomic.Bool              // End is refused
+	holds   map[string]chan struct{} // creations of a tenant wait until it is closed
 	// answer is what a sandbox answers to Run; nil: it does what is asked.
 	answer func(ctx context.Context, b *box) error
 	// step is called before and after each effect; an error is the caller's answer.
@@ -62,9 +63,19 @@ func (s *server) do(what string, f func() error) error {
 	return err
 }
 
-func (s *server) Create(_ context.Context, namespace string, r *v1.CreateSandboxRequest) (out *v1.Sandbox, err error) {
+func (s *server) Create(ctx context.Context, namespace string, r *v1.CreateSandboxRequest) (out *v1.Sandbox, err error) {
 	if err := serve.Validate("test", r); err != nil {
 		return nil, err
+	}
+	s.mu.Lock()
+	hold := s.holds[namespace]
+	s.mu.Unlock()
+	if hold != nil {
+		select {
+		case <-hold:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
 	}
 	err = s.do("create", func() error {
 		k := namespace + "/" + r.IdempotencyKey

@@ -7,11 +7,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"sync"
@@ -33,21 +35,26 @@ import (
 )
 
 type bench struct {
-	bin, root                       string
+	bin, root, operatorPath         string
 	nodes, callers, claims, objects int
-	sandboxes                       int
+	sandboxes, claimsOfReal         int
 	server                          *server
+	requests, calls                 counts // of the operator in this process
+	profile                         string
 }
 
 func main() {
 	var b bench
-	flag.StringVar(&b.bin, "bin", "bin", "folder of turn and turn-server")
+	flag.StringVar(&b.bin, "bin", "bin", "folder of turn, turn-server and runsc")
+	flag.StringVar(&b.operatorPath, "operator", "bin/turn-operator", "the program turn-operator")
 	flag.StringVar(&b.root, "root", ".", "folder of the checkout")
-	flag.IntVar(&b.nodes, "nodes", 64, "simulated nodes")
+	flag.IntVar(&b.nodes, "nodes", 64, "simulated nodes; 0: only real sandboxes")
 	flag.IntVar(&b.callers, "callers", 64, "callers at one time")
 	flag.IntVar(&b.claims, "claims", 10_000, "claims through the gateway")
 	flag.IntVar(&b.objects, "objects", 500, "SandboxClaim objects")
 	flag.IntVar(&b.sandboxes, "sandboxes", 100_000, "sandboxes for the controller's memory")
+	flag.StringVar(&b.profile, "profile", "", "file for a profile of this process while it serves objects")
+	flag.IntVar(&b.claimsOfReal, "real", 50, "claims of real sandboxes, each way")
 	flag.Parse()
 	if err := b.run(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -64,11 +71,22 @@ func (b *bench) run(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	if b.server, err = startServer(ctx, b.bin, dir, "default", b.nodes); err != nil {
+	fmt.Print("## Kubernetes\n")
+	if b.nodes > 0 {
+		if err := b.simulated(ctx, dir); err != nil {
+			return err
+		}
+	}
+	return b.real(ctx, filepath.Join(dir, "real"))
+}
+
+// simulated measures with nodes that have no machines.
+func (b *bench) simulated(ctx context.Context, dir string) (err error) {
+	if b.server, err = startServer(ctx, b.bin, dir, tenant, b.nodes); err != nil {
 		return err
 	}
 	defer b.server.end()
-	fmt.Printf("## Kubernetes\n\n%d simulated nodes and %d callers in one process, gateway and controller in another "+
+	fmt.Printf("\n%d simulated nodes and %d callers in one process, gateway and controller in another "+
 		"(SQLite), etcd and kube-apiserver; load at the beginning %s.\n\n| what | |\n|---|---|\n", b.nodes, b.callers, load())
 	if _, err := b.gateway(ctx, "warm-up", 200); err != nil {
 		return err
@@ -148,33 +166,43 @@ func (b *bench) memory(ctx context.Context) error {
 
 // asObjects creates SandboxClaim objects, and waits until all are ready.
 func (b *bench) asObjects(ctx context.Context, dir string) error {
-	home, err := testhome.Path()
-	if err != nil {
-		return err
-	}
-	p, err := kubetest.Build(ctx, home, filepath.Join(b.root, "internal/kube/kubetest/testserver"))
-	if err != nil {
-		return err
-	}
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		return err
-	}
-	c, err := kubetest.Start(ctx, p, dir)
+	c, err := b.cluster(ctx, dir)
 	if err != nil {
 		return err
 	}
 	defer c.End()
+	if err := b.operator(ctx, c); err != nil {
+		return err
+	}
+	return b.measureObjects(ctx, c)
+}
+
+// cluster starts an etcd and a kube-apiserver with the definitions of agent-sandbox in a new folder.
+func (b *bench) cluster(ctx context.Context, dir string) (*kubetest.Cluster, error) {
+	home, err := testhome.Path()
+	if err != nil {
+		return nil, err
+	}
+	p, err := kubetest.Build(ctx, home, filepath.Join(b.root, "internal/kube/kubetest/testserver"))
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, err
+	}
+	c, err := kubetest.Start(ctx, p, dir)
+	if err != nil {
+		return nil, err
+	}
 	module, err := kubetest.AgentSandbox(ctx)
 	if err == nil {
 		err = c.InstallCRDs(ctx, filepath.Join(module, "k8s/crds"))
 	}
-	if err == nil {
-		err = b.operator(ctx, c)
-	}
 	if err != nil {
-		return err
+		c.End()
+		return nil, err
 	}
-	return b.measureObjects(ctx, c)
+	return c, nil
 }
 
 // operator runs an operator until ctx ends.
@@ -187,11 +215,12 @@ func (b *bench) operator(ctx context.Context, c *kubetest.Cluster) error {
 	if err != nil {
 		return err
 	}
+	b.requests.requests(cfg)
 	m, err := ctrl.NewManager(cfg, ctrl.Options{Scheme: scheme, Metrics: metrics.Options{BindAddress: "0"}})
 	if err != nil {
 		return err
 	}
-	if err := agents.Add(m, &agents.Options{Server: b.server, Cluster: "bench", Default: true,
+	if err := agents.Add(m, &agents.Options{Server: counted{b.server, &b.calls}, Cluster: "bench", Default: true,
 		Log: slog.New(slog.DiscardHandler)}); err != nil {
 		return err
 	}
@@ -199,38 +228,77 @@ func (b *bench) operator(ctx context.Context, c *kubetest.Cluster) error {
 	return nil
 }
 
-func (b *bench) measureObjects(ctx context.Context, c *kubetest.Cluster) error {
+// profiled begins a profile, if one is asked for, and returns what ends it.
+func (b *bench) profiled() (end func(), err error) {
+	if b.profile == "" {
+		return func() {}, nil
+	}
+	f, err := os.Create(b.profile)
+	if err != nil {
+		return nil, err
+	}
+	return func() { pprof.StopCPUProfile(); _ = f.Close() }, pprof.StartCPUProfile(f)
+}
+
+// adminOf returns a client that may do everything.
+func adminOf(c *kubetest.Cluster) (client.WithWatch, error) {
 	cfg, err := c.Config(kubetest.Admin)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	scheme, err := agents.Scheme()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	to, err := client.NewWithWatch(cfg, client.Options{Scheme: scheme})
+	return client.NewWithWatch(cfg, client.Options{Scheme: scheme})
+}
+
+// makePool makes the SandboxWarmPool p, without sandboxes that wait for it, and its template.
+func makePool(ctx context.Context, to client.Client, limits corev1.ResourceList) error {
+	none := int32(0)
+	tmpl := &extv1.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Name: "t", Namespace: tenant}}
+	tmpl.Spec.PodTemplate.Spec.Containers = []corev1.Container{{Name: "main", Image: agents.TemplatePrefix + "base",
+		Resources: corev1.ResourceRequirements{Limits: limits}}}
+	pool := &extv1.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: tenant},
+		Spec: extv1.SandboxWarmPoolSpec{TemplateRef: extv1.SandboxTemplateRef{Name: "t"}, Replicas: &none}}
+	return errors.Join(to.Create(ctx, tmpl), to.Create(ctx, pool))
+}
+
+// claimOf returns a claim of the pool p.
+func claimOf(name string) *extv1.SandboxClaim {
+	return &extv1.SandboxClaim{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: tenant},
+		Spec: extv1.SandboxClaimSpec{WarmPoolRef: extv1.SandboxWarmPoolRef{Name: "p"}}}
+}
+
+func (b *bench) measureObjects(ctx context.Context, c *kubetest.Cluster) error {
+	to, err := adminOf(c)
 	if err != nil {
 		return err
 	}
-	tmpl := &extv1.SandboxTemplate{ObjectMeta: metav1.ObjectMeta{Name: "t", Namespace: "default"}}
-	tmpl.Spec.PodTemplate.Spec.Containers = []corev1.Container{{Name: "main", Image: agents.TemplatePrefix + "base"}}
-	pool := &extv1.SandboxWarmPool{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default"},
-		Spec: extv1.SandboxWarmPoolSpec{TemplateRef: extv1.SandboxTemplateRef{Name: "t"}}}
-	for _, o := range []client.Object{tmpl, pool} {
-		if err := to.Create(ctx, o); err != nil {
-			return err
-		}
+	if err := makePool(ctx, to, nil); err != nil {
+		return err
 	}
 	if _, err := claimAll(ctx, to, "warm", 5, 5); err != nil {
 		return err
 	}
-	began := time.Now()
+	began, err := b.cost(c)
+	if err != nil {
+		return err
+	}
+	end, err := b.profiled()
+	if err != nil {
+		return err
+	}
 	took, err := claimAll(ctx, to, "c", b.objects, b.callers)
+	end()
 	if err != nil {
 		return err
 	}
 	fmt.Printf("| SandboxClaim objects that become ready in a second, of %d | %.0f |\n", b.objects,
-		float64(b.objects)/time.Since(began).Seconds())
+		float64(b.objects)/time.Since(began.began).Seconds())
+	if err := began.print(b.objects); err != nil {
+		return err
+	}
 	fmt.Printf("| from the creation of such an object until it is ready, %d at once, p50 and p99 | %.0f ms, %.0f ms |\n",
 		b.callers, quantile(took, 50), quantile(took, 99))
 	one, err := claimAll(ctx, to, "single", 50, 1)
@@ -263,70 +331,4 @@ func (b *bench) measureObjects(ctx context.Context, c *kubetest.Cluster) error {
 	fmt.Printf("| the operator's writes to the API server for each SandboxClaim (goal: 2) | %.2f: %s |\n",
 		float64(sum)/float64(b.objects), strings.Join(text, ", "))
 	return nil
-}
-
-// claimAll creates claims and returns how long each took until it was ready, as a watch has seen it.
-func claimAll(ctx context.Context, to client.WithWatch, name string, count, callers int) ([]time.Duration, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
-	defer cancel()
-	w, err := to.Watch(ctx, &extv1.SandboxClaimList{}, client.InNamespace("default"))
-	if err != nil {
-		return nil, err
-	}
-	defer w.Stop()
-	var mu sync.Mutex
-	began, took := map[string]time.Time{}, map[string]time.Duration{}
-	ready := map[string]chan struct{}{}
-	for n := range count {
-		ready[fmt.Sprint(name, "-", n)] = make(chan struct{})
-	}
-	go func() {
-		for e := range w.ResultChan() {
-			c, ok := e.Object.(*extv1.SandboxClaim)
-			if !ok || ready[c.Name] == nil {
-				continue
-			}
-			for _, x := range c.Status.Conditions {
-				mu.Lock()
-				if x.Type == "Ready" && x.Status == metav1.ConditionTrue && took[c.Name] == 0 {
-					took[c.Name] = time.Since(began[c.Name])
-					close(ready[c.Name])
-				}
-				mu.Unlock()
-			}
-		}
-	}()
-	var all sync.WaitGroup
-	var failed atomic.Pointer[error]
-	for i := range callers {
-		all.Go(func() {
-			for n := i; n < count && failed.Load() == nil; n += callers {
-				c := &extv1.SandboxClaim{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(name, "-", n), Namespace: "default"},
-					Spec: extv1.SandboxClaimSpec{WarmPoolRef: extv1.SandboxWarmPoolRef{Name: "p"}}}
-				mu.Lock()
-				began[c.Name] = time.Now()
-				mu.Unlock()
-				err := to.Create(ctx, c)
-				if err == nil {
-					select {
-					case <-ready[c.Name]:
-					case <-ctx.Done():
-						err = ctx.Err()
-					}
-				}
-				if err != nil {
-					failed.CompareAndSwap(nil, &err)
-				}
-			}
-		})
-	}
-	all.Wait()
-	if err := failed.Load(); err != nil {
-		return nil, *err
-	}
-	var list []time.Duration
-	for _, d := range took {
-		list = append(list, d)
-	}
-	return list, nil
 }

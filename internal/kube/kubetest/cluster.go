@@ -183,6 +183,9 @@ func (c *Cluster) Kubeconfig(user string, groups ...string) (string, error) {
 	return path, clientcmd.WriteToFile(*k, path)
 }
 
+// PIDs returns the IDs of the two processes.
+func (c *Cluster) PIDs() (etcd, apiServer int) { return c.etcd.cmd.Process.Pid, c.api.cmd.Process.Pid }
+
 // A Write is a request of the audit log that changed something.
 type Write struct {
 	User, Verb, Resource, Subresource, Namespace, Name string

@@ -30,7 +30,8 @@ func TestMachineTurns(t *testing.T) {
 		}
 	}
 	settings := filepath.Join(t.TempDir(), "server.toml")
-	if err := os.WriteFile(settings, []byte("[limits]\nrate = 1000\nburst = 1000\n"), 0o600); err != nil {
+	if err := os.WriteFile(settings, []byte("[limits]\nrate = 1000\nburst = 1000\n[telemetry]\nlisten = \"127.0.0.1:0\"\n"+
+		"[[pools]]\ntenant = \"default\"\ntemplate = \"base\"\nmemory = \"256MiB\"\nmin = 1\nmax = 1\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), "../../../scripts/test-server", "--settings", settings,
@@ -159,7 +160,10 @@ func TestInside(t *testing.T) {
 		}
 	}
 	w.refusals(from)
-	w.again(server, stop, from)
+	stop = w.again(server, stop, from)
+	stop()
+	w.outage(server, from)
+	w.operator(server, nil)
 	w.ofSessions(from)
 	w.lent()
 }
@@ -212,13 +216,14 @@ func (w *world) refusals(from func(file, more string) string) {
 	}
 }
 
-// again ends the operator while a turn runs, and deletes another one that runs.
-func (w *world) again(server turns.Server, stop func(), from func(file, more string) string) {
+// again ends the operator while a turn runs, and deletes another one that runs. It returns what ends the
+// operator that runs then.
+func (w *world) again(server turns.Server, stop func(), from func(file, more string) string) func() {
 	ctx := w.Context()
 	w.must(w.admin.Create(ctx, object(w.T, "Turn", "some", from("some", `,"session":"work"`))))
 	w.becomes("some", v1alpha1.PhaseRunning)
 	stop()
-	w.operator(server, nil)
+	stop = w.operator(server, nil)
 	if s := w.ends("some").Status; s.Phase != v1alpha1.PhasePassed || s.Number != 3 {
 		w.Errorf("after a restart: %+v", s)
 	}
@@ -230,6 +235,7 @@ func (w *world) again(server turns.Server, stop func(), from func(file, more str
 	if s := w.ends("next").Status; s.Phase != v1alpha1.PhasePassed {
 		w.Errorf("after a canceled turn: %+v", s)
 	}
+	return stop
 }
 
 // ofSessions forks a session, runs a turn on each branch, and removes both.

@@ -1,0 +1,377 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/kube/kubetest"
+	"turnstone.dev/turnstone/internal/remote"
+	"turnstone.dev/turnstone/internal/remote/hosts"
+	"turnstone.dev/turnstone/internal/testhome"
+	"turnstone.dev/turnstone/sandboxes"
+)
+
+const (
+	realPool = 10        // sandboxes that wait
+	realKind = "256Mi"   // their memory
+	tenant   = "default" // whose they are: the namespace of the claims
+	say      = "echo up"
+)
+
+// operatorScopes are what the operator's token grants.
+var operatorScopes = []string{"tokens:issue", "tokens:read", "tenants:issue", "templates:read", "pools:write",
+	"sandboxes:create", "sandboxes:read", "sandboxes:connect", "sandboxes:control", "sandboxes:delete"}
+
+// A realNode is a server with all roles, whose sandboxes are real and wait in a pool, with its operator.
+type realNode struct {
+	bin, home, client string
+	server, operator  *program
+	metrics, router   string
+}
+
+// real claims sandboxes that wait, one after another: through the gateway, and as objects. Each claim
+// ends with the answer of a command in its sandbox.
+func (b *bench) real(ctx context.Context, dir string) error {
+	if b.claimsOfReal == 0 {
+		return nil
+	}
+	n, err := startReal(ctx, b.bin, dir)
+	if err != nil {
+		return err
+	}
+	defer n.end()
+	c, err := b.cluster(ctx, filepath.Join(dir, "cluster"))
+	if err != nil {
+		return err
+	}
+	defer c.End()
+	if err := n.operate(ctx, c, b.operatorPath); err != nil {
+		return err
+	}
+	to, err := adminOf(c)
+	if err != nil {
+		return err
+	}
+	if err := makePool(ctx, to, corev1.ResourceList{corev1.ResourceMemory: resource.MustParse(realKind)}); err != nil {
+		return err
+	}
+	fmt.Printf("\n%d claims of real sandboxes that wait, one after another: gVisor, one server with all roles, pool of %d; "+
+		"load at the beginning %s.\n\n| from the call until | p50 | p99 |\n|---|---|---|\n", b.claimsOfReal, realPool, load())
+	before, err := n.warmClaims(ctx)
+	if err != nil {
+		return err
+	}
+	if err := n.throughGateway(ctx, b.claimsOfReal); err != nil {
+		return err
+	}
+	if err := n.asObjects(ctx, to, b.claimsOfReal); err != nil {
+		return err
+	}
+	after, err := n.warmClaims(ctx)
+	if err == nil {
+		fmt.Printf("\n%.0f of the %d claims got a sandbox that waited; load at the end %s.\n", after-before,
+			2*b.claimsOfReal, load())
+	}
+	return err
+}
+
+// startReal starts the server on a state directory with the templates that all tests share.
+func startReal(ctx context.Context, bin, dir string) (n *realNode, err error) {
+	shared, err := testhome.Path()
+	if err != nil {
+		return nil, err
+	}
+	if bin, err = filepath.Abs(bin); err != nil {
+		return nil, err
+	}
+	n = &realNode{bin: bin, home: filepath.Join(dir, "node"), client: filepath.Join(dir, "user")}
+	for _, part := range []string{"templates", "kernel", "snapshots", "cache"} {
+		if err := errors.Join(os.MkdirAll(n.home, 0o700), os.MkdirAll(filepath.Join(shared, part), 0o700),
+			os.Symlink(filepath.Join(shared, part), filepath.Join(n.home, part))); err != nil {
+			return nil, err
+		}
+	}
+	n.server, err = startProgram(ctx, []string{"TURN_HOME=" + n.home, "TURN_RUNSC=" + filepath.Join(bin, "runsc"),
+		"TURN_SERVER_LIMITS_RATE=100000", "TURN_SERVER_LIMITS_BURST=100000", "TURN_SERVER_TELEMETRY_LISTEN=127.0.0.1:0",
+		fmt.Sprintf(`TURN_SERVER_POOLS=[{template = "base", tenant = %q, memory = "256MiB", min = %d, max = %[2]d}]`,
+			tenant, realPool)},
+		filepath.Join(bin, "turn-server"), "serve", "--listen", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	address, err := n.server.says(listens)
+	if err == nil {
+		n.metrics, err = n.server.says(metricsAt)
+	}
+	if err == nil {
+		err = n.prepare(ctx, address)
+	}
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, n.server.log.String())
+		n.end()
+	}
+	return n, err
+}
+
+var (
+	metricsAt = regexp.MustCompile(`serving metrics.*address="?(127\.0\.0\.1:\d+)`)
+	routerAt  = regexp.MustCompile(`serving agent-sandbox's clients.*address="?(127\.0\.0\.1:\d+)`)
+)
+
+// prepare builds the template and makes the files of the operator and of a user.
+func (n *realNode) prepare(ctx context.Context, address string) error {
+	admin := []string{"TURN_HOME=" + n.home, "TURN_HOST=unix:" + filepath.Join(n.home, "server.sock")}
+	if _, err := n.turn(ctx, admin, "template", "build", "base"); err != nil {
+		return err
+	}
+	keys, err := n.turn(ctx, admin[:1], "key", "ls", "--json")
+	pin := regexp.MustCompile(`SHA256:[A-Za-z0-9+/=]*`).FindString(keys)
+	if err != nil || pin == "" {
+		return errors.Join(err, fmt.Errorf("the node has no key: %s", keys))
+	}
+	user, err := n.turn(ctx, admin, "token", "create", "--name", "bench", "--tenant", tenant, "--ttl", "2h")
+	if err != nil {
+		return err
+	}
+	args := []string{"token", "create", "--name", "operator", "--ttl", "2h"}
+	for _, s := range operatorScopes {
+		args = append(args, "--scope", s)
+	}
+	operator, err := n.turn(ctx, admin, args...)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(n.client, 0o700); err != nil {
+		return err
+	}
+	for name, text := range map[string]string{"user": user, "operator": operator} {
+		if err := os.WriteFile(filepath.Join(n.client, name+".token"), []byte(text), 0o600); err != nil {
+			return err
+		}
+	}
+	_, err = n.turn(ctx, []string{"TURN_HOME=" + n.client, "TURN_TOKEN=" + strings.TrimSpace(user)}, "host", "add",
+		"bench", "http://"+address, "--pin", pin)
+	return err
+}
+
+// turn runs a command of the CLI.
+func (n *realNode) turn(ctx context.Context, env []string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(n.bin, "turn"), args...)
+	cmd.Env = append(os.Environ(), env...)
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("turn %s: %w: %s", args[0], err, said.String())
+	}
+	return string(out), nil
+}
+
+// operate starts the operator with its router.
+func (n *realNode) operate(ctx context.Context, c *kubetest.Cluster, path string) error {
+	config, err := c.Kubeconfig("turn-operator", "system:masters")
+	if err != nil {
+		return err
+	}
+	n.operator, err = startProgram(ctx, []string{"KUBECONFIG=" + config, "TURN_HOME=" + n.client},
+		path, "--host", "bench", "--token-file", filepath.Join(n.client, "operator.token"),
+		"--default", "--router", "127.0.0.1:0", "--metrics", "0", "--health", "0")
+	if err == nil {
+		n.router, err = n.operator.says(routerAt)
+	}
+	return err
+}
+
+func (n *realNode) end() {
+	n.operator.end()
+	_, _ = n.turn(context.Background(), []string{"TURN_HOME=" + n.home,
+		"TURN_HOST=unix:" + filepath.Join(n.home, "server.sock")}, "sandbox", "rm", "--all")
+	n.server.end()
+}
+
+// gauge returns a number of the server's metrics.
+func (n *realNode) gauge(ctx context.Context, name string) (float64, error) {
+	text, err := ask(ctx, http.MethodGet, "http://"+n.metrics+"/metrics", nil, nil)
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(line, name+" "); ok {
+			return strconv.ParseFloat(strings.TrimSpace(rest), 64)
+		}
+	}
+	return 0, nil // none yet
+}
+
+func (n *realNode) warmClaims(ctx context.Context) (float64, error) {
+	return n.gauge(ctx, `turnstone_pool_claims_total{result="warm"}`)
+}
+
+// full waits until the pool is full, so that nothing is made while a claim is measured.
+func (n *realNode) full(ctx context.Context) error {
+	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		has, err := n.gauge(ctx, `turnstone_pool_sandboxes{state="ready"}`)
+		if err != nil || has >= realPool {
+			return err
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("%.0f sandboxes wait, not %d: %s", has, realPool, n.server.log.String())
+		}
+	}
+}
+
+// throughGateway claims by the control API, with the sealed channel to each sandbox.
+func (n *realNode) throughGateway(ctx context.Context, count int) error {
+	token, err := hosts.ReadToken(filepath.Join(n.client, "user.token"))
+	if err != nil {
+		return err
+	}
+	s, err := hosts.Client{Dir: n.client, Token: token}.Server(ctx, "bench")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = s.Close() }()
+	var ready, done []time.Duration
+	for range count {
+		if err := n.full(ctx); err != nil {
+			return err
+		}
+		began := time.Now()
+		i, err := s.AllSandboxes().Create(ctx, sandboxes.Spec{Image: "base", Substrate: "auto", TTL: time.Hour,
+			Shape: turnstone.Shape{Memory: turnstone.MinMemory, Network: true}}, nil)
+		if err != nil {
+			return err
+		}
+		ready = append(ready, time.Since(began))
+		if err := answers(ctx, s, i.ID); err != nil {
+			return err
+		}
+		done = append(done, time.Since(began))
+		if err := s.AllSandboxes().Remove(ctx, i.ID); err != nil {
+			return err
+		}
+	}
+	row("gateway: the answer of CreateSandbox", ready)
+	row("gateway: the output of `echo`, through a channel of its own", done)
+	return nil
+}
+
+func answers(ctx context.Context, s *remote.Server, id turnstone.SandboxID) error {
+	var out bytes.Buffer
+	_, err := s.AllSandboxes().Exec(ctx, id, sandboxes.Command{Argv: []string{"bash", "-c", say}, Stdout: &out})
+	if err == nil && out.String() != "up\n" {
+		err = fmt.Errorf("the command printed %q", out.String())
+	}
+	return err
+}
+
+// asObjects claims by SandboxClaim objects, and runs the command through the operator's router.
+func (n *realNode) asObjects(ctx context.Context, to client.WithWatch, count int) error {
+	var ready, done []time.Duration
+	for i := range count {
+		if err := n.full(ctx); err != nil {
+			return err
+		}
+		name := fmt.Sprint("real-", i)
+		began := time.Now()
+		took, err := claimAll(ctx, to, name, 1, 1)
+		if err != nil {
+			return fmt.Errorf("%w: %s", err, n.operator.log.String())
+		}
+		ready = append(ready, took[0])
+		text, err := ask(ctx, http.MethodPost, "http://"+n.router+"/execute", strings.NewReader(`{"command":"`+say+`"}`),
+			map[string]string{"X-Sandbox-ID": name + "-0", "X-Sandbox-Namespace": tenant})
+		done = append(done, time.Since(began))
+		var answer struct{ Stdout string }
+		if err == nil {
+			err = json.Unmarshal([]byte(text), &answer)
+		}
+		if err == nil && answer.Stdout != "up\n" {
+			err = fmt.Errorf("the command answered %s", text)
+		}
+		if err == nil {
+			err = to.Delete(ctx, claimOf(name+"-0"))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	row("SandboxClaim: its condition Ready, in a watch", ready)
+	row("SandboxClaim: the output of `echo`, through the router", done)
+	return nil
+}
+
+func row(what string, took []time.Duration) {
+	fmt.Printf("| %s | %.0f ms | %.0f ms |\n", what, quantile(took, 50), quantile(took, 99))
+}
+
+// ask returns the answer of an HTTP request.
+func ask(ctx context.Context, method, url string, body io.Reader, header map[string]string) (string, error) {
+	r, err := http.NewRequestWithContext(ctx, method, url, body)
+	if err != nil {
+		return "", err
+	}
+	for k, v := range header {
+		r.Header.Set(k, v)
+	}
+	a, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = a.Body.Close() }()
+	text, err := io.ReadAll(io.LimitReader(a.Body, 16<<20))
+	if err == nil && a.StatusCode != http.StatusOK {
+		err = fmt.Errorf("%s: %s: %s", url, a.Status, text)
+	}
+	return string(text), err
+}
+
+// A program runs until end.
+type program struct {
+	cmd *exec.Cmd
+	log logged
+}
+
+func startProgram(ctx context.Context, env []string, path string, args ...string) (*program, error) {
+	p := &program{cmd: exec.CommandContext(ctx, path, args...)}
+	p.cmd.Env = append(os.Environ(), env...)
+	p.cmd.Stderr = &p.log
+	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
+	return p, p.cmd.Start()
+}
+
+// says waits until the program has printed what a pattern matches, and returns the pattern's group.
+func (p *program) says(what *regexp.Regexp) (string, error) {
+	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		if m := what.FindStringSubmatch(p.log.String()); m != nil {
+			return m[1], nil
+		}
+	}
+	return "", fmt.Errorf("%s does not start: %s", filepath.Base(p.cmd.Path), p.log.String())
+}
+
+// end ends the program. It does nothing to nil.
+func (p *program) end() {
+	if p != nil && p.cmd.Process != nil {
+		_ = p.cmd.Process.Signal(syscall.SIGTERM)
+		_ = p.cmd.Wait()
+	}
+}
