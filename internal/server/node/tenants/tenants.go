@@ -302,7 +302,7 @@ func (s *State) recoverTurns(node string, retries int) error {
 		}
 	}
 	if s.common != nil {
-		s.Turns.Common(turns.Common{DB: s.common, Node: node, Limit: limit})
+		s.Turns.Common(turns.Common{DB: s.common, Node: node, Limit: limit, Room: s.Room})
 	}
 	s.Turns.Retries(retries)
 	return s.Turns.Recover(limit)

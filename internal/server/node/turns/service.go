@@ -373,16 +373,14 @@ func (s *Service) start(ctx context.Context, t Ticket, dir string, w work, v *se
 		return turnstone.Errorf("turn.run", turnstone.KindUnavailable, "the node", "stops")
 	}
 	b := begun{Turn: w.turn, Times: w.times, Operator: v.operator, Retry: w.retry}
-	if w.shared, err = s.publish(ctx, t, dir, b); err != nil {
-		return err
-	}
 	if err := s.begin(t, dir, b); err != nil {
 		return err
 	}
-	j, err := createJournal(journalOf(dir))
-	if err != nil {
-		return failed(t.ID, err)
+	j, told, err := s.announce(ctx, t, dir, b)
+	if err != nil { // the turn does not run, so that the ticket can be used again
+		return errors.Join(err, failed(t.ID, os.Remove(filepath.Join(dir, begunFile))))
 	}
+	w.shared = told
 	s.launch(t, j, s.now().UTC(), w, v.limit, func(context.Context) (func(), error) {
 		return release, nil
 	})
