@@ -285,7 +285,7 @@ func (s *Service) takeOver(ctx context.Context, lost shared.Ticket) error {
 	if err := endJournal(dir, report, failure); err != nil {
 		return err
 	}
-	if err := keepOutcome(dir, started, s.now(), report, turnstone.Used{}); err != nil {
+	if err := keepOutcome(dir, started, s.now(), report); err != nil {
 		return err
 	}
 	s.common.set(t.ID, false)

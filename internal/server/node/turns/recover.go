@@ -107,7 +107,7 @@ func (s *Service) recoverTicket(id string, limit func(Ticket, bool) Limit) error
 	if err := endJournal(dir, report, err); err != nil {
 		return err
 	}
-	return keepOutcome(dir, startedAt(dir), s.now(), report, turnstone.Used{})
+	return keepOutcome(dir, startedAt(dir), s.now(), report)
 }
 
 // resumeTicket continues the turn of a ticket, and its journal.
