@@ -100,7 +100,7 @@ func (s *State) Folder(elem ...string) (string, error) {
 	dir, err := s.Dir.MkdirAll(append([]string{serverFolder}, elem...)...)
 	if err != nil {
 		return "", turnstone.Classify("tenant.open", turnstone.KindUnavailable, dir, err,
-			"the node's state directory")
+			"free space in the node's state directory")
 	}
 	return dir, nil
 }
@@ -463,5 +463,5 @@ func failed(tenant string, err error) error {
 		return err
 	}
 	return turnstone.Classify("tenant.open", turnstone.KindUnavailable, "tenant "+tenant, err,
-		"the node's state directory")
+		"free space in the node's state directory")
 }

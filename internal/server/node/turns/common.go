@@ -66,12 +66,16 @@ func (c *common) set(id string, open bool) {
 	}
 }
 
-// awaits reports whether what becomes of a ticket of an earlier process is decided when its turn has no
-// lease: another node may be faster.
-func (s *Service) awaits(id string, b begun) (bool, error) {
-	if s.common == nil || b.Turn == "" || b.Times {
-		return false, nil
-	}
+// told reports whether other nodes know of a turn that has begun. What a sealed session's turn says is in
+// this computer's memory alone, so that no other node can continue it.
+func (s *Service) told(dir string, b begun) bool {
+	return s.common != nil && b.Turn != "" && !b.Times && within(dir) == dir
+}
+
+// awaits reports whether what becomes of a ticket of an earlier process, of which other nodes know, is
+// decided when its turn has no lease: another node may be faster. Without a ticket in the database the turn
+// has its end: this node, or another one, has told it.
+func (s *Service) awaits(id string) (bool, error) {
 	ctx, end := context.WithTimeout(s.ctx, 10*time.Second)
 	defer end()
 	has, err := s.common.DB.HasTicket(ctx, id)
@@ -102,10 +106,9 @@ func (s *Service) moved(ctx context.Context) error {
 	return err
 }
 
-// publish tells other nodes of a turn that is about to begin. What a sealed session's turn says is in
-// this computer's memory alone, so that no other node can continue it.
+// publish tells other nodes of a turn that is about to begin.
 func (s *Service) publish(ctx context.Context, t Ticket, dir string, b begun) (told bool, err error) {
-	if s.common == nil || b.Times || within(dir) != dir {
+	if !s.told(dir, b) {
 		return false, nil
 	}
 	ticket, err := json.Marshal(t)

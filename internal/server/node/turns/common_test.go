@@ -84,7 +84,7 @@ func (f *fleet) run(c *scene) error { return start(c.connect(f.t, c.client), sou
 func TestCommon(t *testing.T) {
 	s := pgtest.New(t, "fsync=off")
 	for name, test := range map[string]func(*fleet){"no room": noRoom, "begin again": beginAgain,
-		"taken": taken} {
+		"taken": taken, "ended elsewhere": endedElsewhere} {
 		t.Run(name, func(t *testing.T) { test(newFleet(t, s)) })
 	}
 }
@@ -180,5 +180,22 @@ func taken(f *fleet) {
 		if turnstone.KindOf(err) != turnstone.KindUnavailable || x.runs.Load() != 0 {
 			f.t.Errorf("%v, %d runs", err, x.runs.Load())
 		}
+	}
+}
+
+// endedElsewhere: a node comes back after another one has told the end of its turn. It does not run the
+// turn again, although the turn was interrupted and may start again.
+func endedElsewhere(f *fleet) {
+	x := &survivor{player: newPlayer(), resumable: true, ended: turnstone.TurnReport{ID: killed,
+		Result: turnstone.ResultError, Receipt: "last"}}
+	c := killedScene(f.t, "", begun{Turn: killed, Retry: 1})
+	c.x = x
+	f.node(c, "a", nil)
+	if err := c.Recover(func(Ticket, bool) Limit { return open }); err != nil {
+		f.t.Fatal(err)
+	}
+	report, err := c.end(f.t)
+	if report == nil || report.Receipt != "last" || len(x.resumed) != 0 {
+		f.t.Errorf("%+v, %v, resumed %v", report, err, x.resumed)
 	}
 }

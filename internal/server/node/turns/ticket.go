@@ -189,7 +189,7 @@ func failed(id string, err error) error {
 		return nil
 	}
 	return turnstone.Classify("turn.ticket", turnstone.KindInternal, "ticket "+id, err,
-		"the node's state directory")
+		"free space in the node's state directory")
 }
 
 // begin marks a ticket as used by a turn, durably. The error is of kind Invalid if it is used or
