@@ -108,7 +108,7 @@ func TestMachineFaults(t *testing.T) {
 	asleep := f.stale(c)
 	f.elsewhere(c, asleep)
 	f.twice(c)
-	t.Run("full", func(t *testing.T) { f.full(t, c) })
+	t.Run("full", func(t *testing.T) { f.full(t) })
 }
 
 // stale: a node sleeps while it stores the end of a turn, and another one runs the turn and stores its
@@ -224,7 +224,7 @@ func (f *faults) twice(c *client) {
 // little is the beginning of a document whose machine has a small disk.
 const little = "---\ndisk: 16MiB\n---\n"
 
-func (f *faults) full(t *testing.T, c *client) {
+func (f *faults) full(t *testing.T) {
 	p := small(t, "60m", "--role", config.Node)
 	p.cmd.Env = append(p.cmd.Env, append(f.env, f.settings("small")...)...)
 	shareTemplates(t, p.home)
@@ -232,7 +232,7 @@ func (f *faults) full(t *testing.T, c *client) {
 	p.home = fmt.Sprintf("/proc/%d/root%s", p.cmd.Process.Pid, p.home) // as the node sees it
 	p.await("node registered")
 	f.nodes["small"] = p
-	c = f.client() // who trusts it, too
+	c := f.client() // who trusts it, too
 	for _, name := range []string{"one", "two"} {
 		f.nodes[name].end()
 	}
