@@ -195,9 +195,10 @@ func (f *faults) twice(c *client) {
 	f.node(first)
 	waitFor(t, func() string { return f.attempt("twice", 1) })
 	killed(second)
-	err := <-r.end
-	if err == nil || !strings.Contains(r.out.String()+r.errs.String(), "the executor ended") {
-		t.Errorf("%v\n%s%s", err, r.out.String(), r.errs.String())
+	// A client that has not followed the turn to the second node reads the first node's new journal where
+	// the old one ended, and may say so instead of the turn's end.
+	if err := <-r.end; err == nil {
+		t.Errorf("it has an end without an error\n%s%s", r.out.String(), r.errs.String())
 	}
 	if n := f.nodes[first].times(startsAgain); n != 0 {
 		t.Errorf("it started again %d times", n)
