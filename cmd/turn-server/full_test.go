@@ -18,14 +18,30 @@ import (
 // homeSize makes this program as a server mount a file system of a size over its state directory.
 const homeSize = "TURNSTONE_TEST_HOME_SIZE"
 
-// mountHome does what homeSize asks for. Its mount namespace has no other process.
+// mountHome does what homeSize asks for. Its mount namespace has no other process. Links in the state
+// directory are in it afterwards, too.
 func mountHome() {
 	size := os.Getenv(homeSize)
 	if size == "" {
 		return
 	}
 	_ = os.Unsetenv(homeSize)
-	if err := unix.Mount("turn", os.Getenv("TURN_HOME"), "tmpfs", 0, "mode=0700,size="+size); err != nil {
+	home, links := os.Getenv("TURN_HOME"), map[string]string{}
+	entries, err := os.ReadDir(home)
+	for _, e := range entries {
+		if err == nil {
+			links[e.Name()], err = os.Readlink(filepath.Join(home, e.Name()))
+		}
+	}
+	if err == nil {
+		err = unix.Mount("turn", home, "tmpfs", 0, "mode=0700,size="+size)
+	}
+	for name, to := range links {
+		if err == nil {
+			err = os.Symlink(to, filepath.Join(home, name))
+		}
+	}
+	if err != nil {
 		_, _ = fmt.Fprintln(os.Stderr, "tmpfs:", err)
 		os.Exit(1)
 	}

@@ -174,14 +174,20 @@ func (p *process) socket() string { return "unix:" + filepath.Join(p.home, "serv
 // share.
 func homeWithTemplates(t *testing.T) string {
 	t.Helper()
-	shared := turntest.Home(t).Root
 	home := filepath.Join(t.TempDir(), "home")
 	check(t, os.Mkdir(home, 0o700))
+	shareTemplates(t, home)
+	return home
+}
+
+// shareTemplates makes a state directory have what tests share.
+func shareTemplates(t *testing.T, home string) {
+	t.Helper()
+	shared := turntest.Home(t).Root
 	for _, part := range []string{"templates", "kernel", "snapshots", "cache"} {
 		check(t, os.MkdirAll(filepath.Join(shared, part), 0o700))
 		check(t, os.Symlink(filepath.Join(shared, part), filepath.Join(home, part)))
 	}
-	return home
 }
 
 // A client is a user's state directory and environment.

@@ -23,16 +23,23 @@ type runningTurn struct {
 	node      string
 }
 
-// begin runs the document, and waits until the database has what the turn begins with.
-func (g *group) begin(c *client, session string) *runningTurn {
+// run begins to run a document.
+func (g *group) run(c *client, session, text string) *runningTurn {
 	g.t.Helper()
 	r := &runningTurn{end: make(chan error, 1)}
-	r.cmd = exec.Command(filepath.Join(bin(g.t), "turn"), "run", "--session", session, write(g.t, again))
+	r.cmd = exec.Command(filepath.Join(bin(g.t), "turn"), "run", "--session", session, write(g.t, text))
 	r.cmd.Env = environ(g.t, c.home, c.env...)
 	r.cmd.Stdout, r.cmd.Stderr = &r.out, &r.errs
 	check(g.t, r.cmd.Start())
 	go func() { r.end <- r.cmd.Wait() }()
 	g.t.Cleanup(func() { _ = r.cmd.Process.Kill() })
+	return r
+}
+
+// begin runs the document, and waits until the database has what the turn begins with.
+func (g *group) begin(c *client, session string) *runningTurn {
+	g.t.Helper()
+	r := g.run(c, session, again)
 	db, err := pg.Open(g.t.Context(), g.database.URL, "turn")
 	check(g.t, err)
 	defer func() { _ = db.Close() }()

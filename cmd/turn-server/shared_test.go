@@ -52,12 +52,17 @@ func startGroup(t *testing.T, lease string, names ...string) *group {
 // node starts a node, also again in its state directory.
 func (g *group) node(name string) *process {
 	g.t.Helper()
-	p := start(g.t, g.homes[name], append(g.env, "TURN_SERVER_NODE_NAME="+name,
-		"TURN_SERVER_PEERS_CONTROLLER=unix:"+filepath.Join(g.dir, "front.sock"),
-		"TURN_SERVER_PEERS_LISTEN=unix:"+filepath.Join(g.dir, name+".sock")), "--role", config.Node)
+	p := start(g.t, g.homes[name], append(g.env, g.settings(name)...), "--role", config.Node)
 	p.await("node registered")
 	g.nodes[name] = p
 	return p
+}
+
+// settings are those of one node.
+func (g *group) settings(name string) []string {
+	return []string{"TURN_SERVER_NODE_NAME=" + name,
+		"TURN_SERVER_PEERS_CONTROLLER=unix:" + filepath.Join(g.dir, "front.sock"),
+		"TURN_SERVER_PEERS_LISTEN=unix:" + filepath.Join(g.dir, name+".sock")}
 }
 
 // await waits until exactly these nodes are there.

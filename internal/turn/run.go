@@ -327,8 +327,11 @@ func (r *run) finish(ctx context.Context, left *state.Collected) committed {
 	c, err := r.commit(ctx, left)
 	r.settlePaused(ctx, err == nil && left != nil && !c.diverged)
 	if err != nil {
-		r.fail(turnstone.NewError("executor.keep", turnstone.KindOf(err),
-			"the turn's state is not kept", err).WithHint(turnstone.HintOf(err)))
+		kind, hint := turnstone.KindOf(err), turnstone.HintOf(err)
+		if hint == "" && turnstone.IsFull(err) {
+			kind, hint = turnstone.KindExhausted, "free some space on the disk with the state directory"
+		}
+		r.fail(turnstone.NewError("executor.keep", kind, "the turn's state is not kept", err).WithHint(hint))
 		if r.resumable() {
 			return r.interrupt()
 		}

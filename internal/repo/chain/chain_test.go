@@ -347,6 +347,30 @@ func TestDroppedTurns(t *testing.T) {
 	}
 }
 
+// TestRolledBack: who writes the database restores an older state, with its log of heads. Nothing in it
+// says so, and what others have noted of the log does.
+func TestRolledBack(t *testing.T) {
+	p := story(t)
+	cs := ok[*repo.ContextStore](t)(p.Repo.Open(t.Context()))
+	s := ok[turnstone.Session](t)(cs.DB.Find(t.Context(), "story"))
+	noted := ok[[]turnstone.LoggedHead](t)(chain.Log(t.Context(), cs, s.ID))
+	change(t, p, `UPDATE branches SET head = (SELECT id FROM turns WHERE number = 2) WHERE name = 'main'`)
+	change(t, p, `DELETE FROM turns WHERE number = 4`)
+	change(t, p, `DELETE FROM heads WHERE sequence = (SELECT max(sequence) FROM heads)`)
+	if rep := verify(t, p.Repo, "story", true); !rep.OK || len(rep.Turns) != 3 {
+		t.Errorf("%+v", rep.Problems)
+	}
+	left := ok[[]turnstone.LoggedHead](t)(chain.Log(t.Context(), cs, s.ID))
+	if last := noted[len(noted)-1]; len(left) != len(noted)-1 || left[len(left)-1].Digest == last.Digest {
+		t.Errorf("%+v", left)
+	}
+	p.Turn(s, "main") // a turn with the same number, which is another one
+	again := ok[[]turnstone.LoggedHead](t)(chain.Log(t.Context(), cs, s.ID))
+	if n := len(noted); len(again) != n || again[n-1].Digest == noted[n-1].Digest {
+		t.Errorf("%+v", again)
+	}
+}
+
 // TestKeys: a revoked key and one that is not trusted are refused.
 func TestKeys(t *testing.T) {
 	p := story(t)

@@ -212,5 +212,5 @@ func failed(err error) error {
 		return nil
 	}
 	return turnstone.Classify("session.request", turnstone.KindInternal, "", err,
-		"the node's state directory")
+		"free space in the node's state directory")
 }

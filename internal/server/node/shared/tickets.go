@@ -28,12 +28,20 @@ const op turnstone.Op = "turn.share"
 const unlocked = ` seen < clock_timestamp() - make_interval(secs => $1) AND NOT EXISTS
 	(SELECT 1 FROM leases WHERE leases.name = tickets.turn AND expires > clock_timestamp())`
 
-// PutTicket stores a ticket, durably, unless there is one of this ID.
+// PutTicket stores a ticket, durably, in place of what an attempt of the same node to begin it has left.
+// The error is of kind Unavailable if another node has it.
 func (db *DB) PutTicket(ctx context.Context, t Ticket) error {
-	_, err := db.pool.ExecContext(ctx, `INSERT INTO tickets (id, turn, node, ticket, begun, attempt,
+	res, err := db.pool.ExecContext(ctx, `INSERT INTO tickets (id, turn, node, ticket, begun, attempt,
 		cancelled, started, seen) VALUES ($1, $2, $3, $4, $5, 0, FALSE, $6, clock_timestamp())
-		ON CONFLICT (id) DO NOTHING`, t.ID, t.Turn, t.Node, t.Ticket, t.Begun, t.Started)
-	return pg.Error(op, t.ID, err)
+		ON CONFLICT (id) DO UPDATE SET turn = excluded.turn, ticket = excluded.ticket,
+		begun = excluded.begun, started = excluded.started, seen = excluded.seen
+		WHERE tickets.node = excluded.node AND tickets.attempt = 0`,
+		t.ID, t.Turn, t.Node, t.Ticket, t.Begun, t.Started)
+	if mine, err := changed(res, t.ID, err); err != nil || mine {
+		return err
+	}
+	return turnstone.Errorf(op, turnstone.KindUnavailable, "ticket "+t.ID, "another node has it").
+		WithHint("see the turn's result with turn log, and run it again if there is none")
 }
 
 // Seen notes that this node runs its tickets, and returns the attempts of those that it still has.

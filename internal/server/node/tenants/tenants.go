@@ -100,7 +100,7 @@ func (s *State) Folder(elem ...string) (string, error) {
 	dir, err := s.Dir.MkdirAll(append([]string{serverFolder}, elem...)...)
 	if err != nil {
 		return "", turnstone.Classify("tenant.open", turnstone.KindUnavailable, dir, err,
-			"the node's state directory")
+			"free space in the node's state directory")
 	}
 	return dir, nil
 }
@@ -302,7 +302,7 @@ func (s *State) recoverTurns(node string, retries int) error {
 		}
 	}
 	if s.common != nil {
-		s.Turns.Common(turns.Common{DB: s.common, Node: node, Limit: limit})
+		s.Turns.Common(turns.Common{DB: s.common, Node: node, Limit: limit, Room: s.Room})
 	}
 	s.Turns.Retries(retries)
 	return s.Turns.Recover(limit)
@@ -463,5 +463,5 @@ func failed(tenant string, err error) error {
 		return err
 	}
 	return turnstone.Classify("tenant.open", turnstone.KindUnavailable, "tenant "+tenant, err,
-		"the node's state directory")
+		"free space in the node's state directory")
 }

@@ -24,6 +24,8 @@ type Common struct {
 	Node string // the name of this one
 	// Limit is that of the turns of a ticket's client.
 	Limit func(t Ticket, operator bool) Limit
+	// Room returns why this node has no room for another attempt of a lost node's turn; nil: it has.
+	Room func() error
 }
 
 // A Shared is a tenant's part of a database that nodes share.
@@ -64,12 +66,16 @@ func (c *common) set(id string, open bool) {
 	}
 }
 
-// awaits reports whether what becomes of a ticket of an earlier process is decided when its turn has no
-// lease: another node may be faster.
-func (s *Service) awaits(id string, b begun) (bool, error) {
-	if s.common == nil || b.Turn == "" || b.Times {
-		return false, nil
-	}
+// told reports whether other nodes know of a turn that has begun. What a sealed session's turn says is in
+// this computer's memory alone, so that no other node can continue it.
+func (s *Service) told(dir string, b begun) bool {
+	return s.common != nil && b.Turn != "" && !b.Times && within(dir) == dir
+}
+
+// awaits reports whether what becomes of a ticket of an earlier process, of which other nodes know, is
+// decided when its turn has no lease: another node may be faster. Without a ticket in the database the turn
+// has its end: this node, or another one, has told it.
+func (s *Service) awaits(id string) (bool, error) {
 	ctx, end := context.WithTimeout(s.ctx, 10*time.Second)
 	defer end()
 	has, err := s.common.DB.HasTicket(ctx, id)
@@ -100,10 +106,9 @@ func (s *Service) moved(ctx context.Context) error {
 	return err
 }
 
-// publish tells other nodes of a turn that is about to begin. What a sealed session's turn says is in
-// this computer's memory alone, so that no other node can continue it.
+// publish tells other nodes of a turn that is about to begin.
 func (s *Service) publish(ctx context.Context, t Ticket, dir string, b begun) (told bool, err error) {
-	if s.common == nil || b.Times || within(dir) != dir {
+	if !s.told(dir, b) {
 		return false, nil
 	}
 	ticket, err := json.Marshal(t)
@@ -116,6 +121,19 @@ func (s *Service) publish(ctx context.Context, t Ticket, dir string, b begun) (t
 	}
 	return true, s.common.DB.PutTicket(ctx, shared.Ticket{ID: t.ID, Turn: b.Turn, Node: s.common.Node,
 		Ticket: ticket, Begun: text, Started: s.now()})
+}
+
+// announce makes the journal of a turn that is about to begin, and tells other nodes of the turn. After an
+// error neither is left, except what a database that is away has of it: the next attempt replaces that.
+func (s *Service) announce(ctx context.Context, t Ticket, dir string, b begun) (j *journal, told bool,
+	err error) {
+	if j, err = createJournal(journalOf(dir)); err != nil {
+		return nil, false, failed(t.ID, err)
+	}
+	if told, err = s.publish(ctx, t, dir, b); err != nil {
+		return nil, false, errors.Join(err, j.f.Close(), failed(t.ID, os.Remove(journalOf(dir))))
+	}
+	return j, told, nil
 }
 
 // Elsewhere returns a ticket of another node, whose turn runs as far as this node knows. The error is of
@@ -236,27 +254,29 @@ func (s *Service) takeOver(ctx context.Context, lost shared.Ticket) error {
 	if turnstone.KindOf(failure) == turnstone.KindUnavailable || ctx.Err() != nil {
 		return failure
 	}
+	attempt := lost.Attempt + 1
+	again := failure == nil && resumable && !lost.Cancelled && (attempt <= b.Retry ||
+		attempt == 1 && lost.Node == s.common.Node) // as a node that is restarted does
+	if again {
+		if err := s.common.Room(); err != nil { // another node may have some
+			return err
+		}
+	}
 	// after that of the attempt before: a controller believes the newest
 	started := s.now().UTC()
 	if !started.After(lost.Started) {
 		started = lost.Started.Add(time.Millisecond)
 	}
-	mine, err := s.common.DB.TakeTicket(ctx, lost, s.common.Node, started)
+	dir, mine, err := s.take(ctx, lost, t, b, started)
 	if err != nil || !mine {
 		return err
 	}
-	dir, err := s.settleIn(t, b, started)
-	if err != nil {
-		return err
-	}
 	defer s.common.set(t.ID, false)
-	attempt := lost.Attempt + 1
 	if _, err := os.Stat(filepath.Join(dir, outcomeFile)); err == nil { // the database was away then
 		_, err = s.common.DB.EndTicket(ctx, t.ID, s.common.Node, attempt)
 		return err
 	}
-	if failure == nil && resumable && !lost.Cancelled && (attempt <= b.Retry ||
-		attempt == 1 && lost.Node == s.common.Node) { // as a node that is restarted does
+	if again {
 		slog.Info("the turn of a lost node starts again", "ticket", t.ID, "lost", lost.Node)
 		return s.resumeShared(t, dir, b, x, s.common.Limit(t, b.Operator), work{attempt: attempt,
 			shared: true, why: "node " + lost.Node + " was lost: the turn starts again"})
@@ -268,7 +288,7 @@ func (s *Service) takeOver(ctx context.Context, lost shared.Ticket) error {
 	if err := endJournal(dir, report, failure); err != nil {
 		return err
 	}
-	if err := keepOutcome(dir, started, s.now(), report, turnstone.Used{}); err != nil {
+	if err := keepOutcome(dir, started, s.now(), report); err != nil {
 		return err
 	}
 	s.common.set(t.ID, false)
@@ -277,30 +297,49 @@ func (s *Service) takeOver(ctx context.Context, lost shared.Ticket) error {
 	return err
 }
 
-// settleIn makes the folder of a ticket that this node has taken.
-func (s *Service) settleIn(t Ticket, b begun, started time.Time) (string, error) {
-	dir, err := s.folder(t.ID)
-	if err != nil {
-		return "", err
+// take makes a lost ticket this node's, with a folder, and reports whether it did: another node may have
+// been faster. The files come first: a disk that is full must not cost the turn its attempt.
+func (s *Service) take(ctx context.Context, lost shared.Ticket, t Ticket, b begun, started time.Time) (
+	dir string, mine bool, err error) {
+	if dir, err = s.folder(t.ID); err != nil {
+		return "", false, err
 	}
+	made := ""
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
-		made, err := os.MkdirTemp(s.dir, ".new-")
-		if err != nil {
-			return "", failed(t.ID, err)
+		if made, err = s.settleIn(t, b); err != nil {
+			return "", false, err
 		}
 		defer func() { _ = os.RemoveAll(made) }()
-		for name, v := range map[string]any{ticketFile: t, begunFile: b} {
-			text, err := json.Marshal(v)
-			if err == nil {
-				err = writeSynced(filepath.Join(made, name), text)
-			}
-			if err != nil {
-				return "", failed(t.ID, err)
-			}
-		}
+	}
+	if mine, err = s.common.DB.TakeTicket(ctx, lost, s.common.Node, started); err != nil || !mine {
+		return "", false, err
+	}
+	if made != "" {
 		if err := os.Rename(made, dir); err != nil {
-			return "", failed(t.ID, err)
+			return "", false, failed(t.ID, err)
 		}
 	}
-	return dir, failed(t.ID, os.Chtimes(filepath.Join(dir, begunFile), started, started))
+	return dir, true, failed(t.ID, os.Chtimes(filepath.Join(dir, begunFile), started, started))
+}
+
+// settleIn makes the files of a ticket of another node in a new folder.
+func (s *Service) settleIn(t Ticket, b begun) (made string, err error) {
+	if made, err = os.MkdirTemp(s.dir, ".new-"); err != nil {
+		return "", failed(t.ID, err)
+	}
+	files := map[string][]byte{journalFile: nil}
+	for name, v := range map[string]any{ticketFile: t, begunFile: b} {
+		if files[name], err = json.Marshal(v); err != nil {
+			break
+		}
+	}
+	for name, text := range files {
+		if err == nil {
+			err = writeSynced(filepath.Join(made, name), text)
+		}
+	}
+	if err != nil {
+		return "", errors.Join(failed(t.ID, err), os.RemoveAll(made))
+	}
+	return made, nil
 }

@@ -84,15 +84,18 @@ func (s *Service) recoverTicket(id string, limit func(Ticket, bool) Limit) error
 	if _, err := os.Stat(filepath.Join(dir, outcomeFile)); err == nil {
 		return endJournal(dir, nil, nil) // it was synced before the outcome was written
 	}
-	if waits, err := s.awaits(id, b); waits || err != nil {
-		return err
+	told := s.told(dir, b)
+	if told {
+		if waits, err := s.awaits(id); waits || err != nil {
+			return err
+		}
 	}
 	x, ok := s.x.(Resumer)
 	if !ok || b.Turn == "" || b.Times {
 		return endJournal(dir, nil, nil)
 	}
 	report, resumable, err := x.Ended(s.ctx, b.Turn)
-	if err == nil && resumable {
+	if err == nil && resumable && !told {
 		switch err := writeSynced(filepath.Join(dir, resumedFile), nil); {
 		case err == nil:
 			return s.resumeTicket(t, dir, b, x, limit(t, b.Operator))
@@ -107,7 +110,7 @@ func (s *Service) recoverTicket(id string, limit func(Ticket, bool) Limit) error
 	if err := endJournal(dir, report, err); err != nil {
 		return err
 	}
-	return keepOutcome(dir, startedAt(dir), s.now(), report, turnstone.Used{})
+	return keepOutcome(dir, startedAt(dir), s.now(), report)
 }
 
 // resumeTicket continues the turn of a ticket, and its journal.

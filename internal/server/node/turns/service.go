@@ -59,6 +59,7 @@ type Service struct {
 	mu      sync.Mutex
 	closed  bool
 	running map[string]*running
+	late    map[string]*running      // ended, and not stored yet: see keepEnd
 	starts  map[string]chan struct{} // tickets whose turns are being started; closed when they are
 	swept   time.Time                // when old tickets were removed
 	idle    []chan struct{}          // closed when no turn runs and nobody reads a journal of one
@@ -70,8 +71,9 @@ type running struct {
 	journal *journal
 	cancel  context.CancelFunc
 	started time.Time
-	readers int  // under the service's mu
-	ended   bool // the same
+	outcome Outcome // after its end
+	readers int     // under the service's mu
+	ended   bool    // the same
 }
 
 // Open returns the service with its tickets in the folder dir, which it creates. At most limit turns
@@ -82,7 +84,8 @@ func Open(dir string, x Executor, limit int) (*Service, error) {
 	}
 	ctx, stop := context.WithCancelCause(context.Background())
 	s := &Service{dir: dir, x: x, now: time.Now, most: 1, places: make(chan struct{}, limit),
-		queue: NewQueue(0, 0), ctx: ctx, stop: stop, running: make(map[string]*running), starts: make(map[string]chan struct{})}
+		queue: NewQueue(0, 0), ctx: ctx, stop: stop, running: make(map[string]*running),
+		late: make(map[string]*running), starts: make(map[string]chan struct{})}
 	if err := s.clean(); err != nil {
 		stop(nil)
 		return nil, err
@@ -144,7 +147,7 @@ func (s *Service) sweep() error {
 // since the ticket expired.
 func (s *Service) old(id string) bool {
 	s.mu.Lock()
-	busy := s.running[id] != nil || s.starts[id] != nil
+	busy := s.running[id] != nil || s.starts[id] != nil || s.late[id] != nil
 	s.mu.Unlock()
 	t, dir, err := s.load(id)
 	if busy || err != nil {
@@ -167,6 +170,7 @@ func (s *Service) Close() error {
 	s.mu.Unlock()
 	s.stop(turnstone.Errorf("turn.run", turnstone.KindCanceled, "the node", "stops"))
 	s.wg.Wait()
+	s.lateEnds()
 	return nil
 }
 
@@ -373,16 +377,14 @@ func (s *Service) start(ctx context.Context, t Ticket, dir string, w work, v *se
 		return turnstone.Errorf("turn.run", turnstone.KindUnavailable, "the node", "stops")
 	}
 	b := begun{Turn: w.turn, Times: w.times, Operator: v.operator, Retry: w.retry}
-	if w.shared, err = s.publish(ctx, t, dir, b); err != nil {
-		return err
-	}
 	if err := s.begin(t, dir, b); err != nil {
 		return err
 	}
-	j, err := createJournal(journalOf(dir))
-	if err != nil {
-		return failed(t.ID, err)
+	j, told, err := s.announce(ctx, t, dir, b)
+	if err != nil { // the turn does not run, so that the ticket can be used again
+		return errors.Join(err, failed(t.ID, os.Remove(filepath.Join(dir, begunFile))))
 	}
+	w.shared = told
 	s.launch(t, j, s.now().UTC(), w, v.limit, func(context.Context) (func(), error) {
 		return release, nil
 	})
@@ -434,10 +436,8 @@ func (s *Service) run(ctx context.Context, id string, r *running, what work) {
 	if err := w.End(report, err); err != nil {
 		slog.WarnContext(ctx, "the journal of a turn is not complete", "ticket", id, "err", err)
 	}
-	_ = r.journal.f.Sync() // the turn itself is in the store
-	if err := keepOutcome(filepath.Join(s.dir, id), r.started, s.now(), report, used.Sum()); err != nil {
-		slog.WarnContext(ctx, "the outcome of a turn is not kept", "ticket", id, "err", err)
-	}
+	r.outcome = outcomeOf(r.started, s.now(), report, used.Sum())
+	s.keepEnd(id, r) // the turn itself is in the store
 	r.journal.end()
 	s.mu.Lock()
 	r.ended = true
@@ -448,8 +448,13 @@ func (s *Service) run(ctx context.Context, id string, r *running, what work) {
 
 // leave forgets an ended turn that nobody reads; its journal stays on disk. The caller has s.mu.
 func (s *Service) leave(id string, r *running) {
-	if r.ended && r.readers == 0 && s.running[id] == r {
+	if !r.ended || r.readers > 0 {
+		return
+	}
+	if s.running[id] == r {
 		delete(s.running, id)
+	}
+	if s.late[id] != r {
 		_ = r.journal.f.Close()
 	}
 	if len(s.running) == 0 {
@@ -491,8 +496,12 @@ func (v *served) Attach(ctx context.Context, c *wire.Conn, p *wire.TurnAttachPar
 // copyJournal sends a journal from offset on, while its turn runs and after its end.
 func (s *Service) copyJournal(ctx context.Context, id, dir string, w io.Writer, offset int64) (
 	int64, error) {
+	late := s.lateEnd(id)
 	s.mu.Lock()
 	r := s.running[id]
+	if r == nil && late != nil && s.late[id] == late {
+		r = late
+	}
 	if r != nil {
 		r.readers++
 	}

@@ -57,7 +57,7 @@ func (s *Service) Get(id string) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	i := Info{Ticket: t}
+	i, late := Info{Ticket: t}, s.lateEnd(id)
 	begunText, err := os.ReadFile(filepath.Join(dir, begunFile))
 	s.mu.Lock()
 	r := s.running[id]
@@ -81,6 +81,10 @@ func (s *Service) Get(id string) (Info, error) {
 		return Info{}, failed(id, err)
 	default:
 		i.State = Done
+		if late != nil {
+			i.Outcome = late.outcome
+			return i, nil
+		}
 		if i.Outcome, err = readOutcome(dir, id); err != nil {
 			return Info{}, err
 		}
@@ -202,13 +206,21 @@ func (s *Service) tell(id string) {
 	}
 }
 
-// keepOutcome writes the outcome of a turn.
-func keepOutcome(dir string, started, ended time.Time, report *turnstone.TurnReport,
-	used turnstone.Used) error {
+// outcomeOf returns the outcome of a turn. report may be nil.
+func outcomeOf(started, ended time.Time, report *turnstone.TurnReport, used turnstone.Used) Outcome {
 	o := Outcome{Result: turnstone.ResultError, Started: started.UTC(), Ended: ended.UTC(), Used: used}
 	if report != nil {
 		o.Turn, o.Number, o.Result, o.In = report.ID, report.Number, report.Result, report.Session
 	}
+	return o
+}
+
+// keepOutcome writes the outcome of a turn of a former process, or of another node.
+func keepOutcome(dir string, started, ended time.Time, report *turnstone.TurnReport) error {
+	return writeOutcome(dir, outcomeOf(started, ended, report, turnstone.Used{}))
+}
+
+func writeOutcome(dir string, o Outcome) error {
 	text, err := json.Marshal(o)
 	if err != nil {
 		return err

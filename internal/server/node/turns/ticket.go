@@ -189,7 +189,7 @@ func failed(id string, err error) error {
 		return nil
 	}
 	return turnstone.Classify("turn.ticket", turnstone.KindInternal, "ticket "+id, err,
-		"the node's state directory")
+		"free space in the node's state directory")
 }
 
 // begin marks a ticket as used by a turn, durably. The error is of kind Invalid if it is used or
@@ -214,14 +214,19 @@ func (s *Service) begin(t Ticket, dir string, b begun) error {
 	return failed(t.ID, err)
 }
 
-// writeSynced creates a file. It must not exist.
+// writeSynced creates a file. It must not exist. The file is there as a whole or not at all, also on a
+// full disk and after a power loss.
 func writeSynced(path string, text []byte) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
 	if err != nil {
 		return err
 	}
+	defer func() { _ = os.Remove(f.Name()) }()
 	_, err = f.Write(text)
-	return errors.Join(err, f.Sync(), f.Close())
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Link(f.Name(), path)
 }
 
 func syncFolder(dir string) error {
