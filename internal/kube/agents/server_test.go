@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
 	"turnstone.dev/turnstone/internal/api/serve"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/kube/agents"
@@ -27,6 +28,9 @@ type server struct {
 	targets map[string]int32 // of pools
 	quota   map[string]int   // sandboxes of a tenant; nil: any
 	noEnd   atomic.Bool      // End is refused
+	// fails says how the creation for a new key fails; with wait, the sandbox is there and waits for the
+	// repetition of the call. nil: it does not.
+	fails func(r *v1.CreateSandboxRequest) (wait bool, err error)
 	// answer is what a sandbox answers to Run; nil: it does what is asked.
 	answer func(ctx context.Context, b *box) error
 	// step is called before and after each effect; an error is the caller's answer.
@@ -69,8 +73,9 @@ func (s *server) Create(_ context.Context, namespace string, r *v1.CreateSandbox
 		if id, has := s.keys[k]; has {
 			b := s.boxes[id]
 			if b == nil || !proto.Equal(b.request, r) {
-				return turnstone.Errorf("test", turnstone.KindInvalid, "the key", "was of another request")
+				return api.SpendKey(turnstone.Errorf("test", turnstone.KindInvalid, "the key", "was used"))
 			}
+			b.State = v1.SandboxState_SANDBOX_STATE_READY
 			out = proto.Clone(&b.Sandbox).(*v1.Sandbox)
 			return nil
 		}
@@ -78,12 +83,24 @@ func (s *server) Create(_ context.Context, namespace string, r *v1.CreateSandbox
 			return turnstone.Errorf("quota.check", turnstone.KindExhausted, "tenant "+namespace,
 				"the limit of its sandboxes is %d", most).WithHint("remove a sandbox")
 		}
+		wait, failed := false, error(nil)
+		if s.fails != nil {
+			wait, failed = s.fails(r)
+		}
+		if failed != nil && !wait {
+			s.keys[k] = ""
+			return failed
+		}
 		s.created++
 		id := fmt.Sprintf("sb_%d", s.created)
 		b := &box{tenant: namespace, request: proto.Clone(r).(*v1.CreateSandboxRequest)}
 		b.SandboxId, b.State, b.Node, b.Metadata = id, v1.SandboxState_SANDBOX_STATE_READY, "n1", r.Metadata
 		b.Created, b.Expires = timestamppb.Now(), timestamppb.New(time.Now().Add(r.Timeout.AsDuration()))
 		s.boxes[id], s.keys[k] = b, id
+		if wait {
+			b.State = v1.SandboxState_SANDBOX_STATE_CREATING
+			return failed
+		}
 		out = proto.Clone(&b.Sandbox).(*v1.Sandbox)
 		return nil
 	})
