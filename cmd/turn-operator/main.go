@@ -118,8 +118,10 @@ func run(ctx context.Context, f flags) error {
 		return err
 	}
 	defer func() { _ = of.Close() }()
+	state := &readiness{check: to.Check, log: log}
+	go func() { _ = state.ready(ctx) }() // nobody may ask for /readyz
 	start := func(ctx context.Context) error {
-		m, err := newManager(cfg, f, to)
+		m, err := newManager(cfg, f, state)
 		if err != nil {
 			return err
 		}
@@ -165,7 +167,7 @@ func options(f flags, to *control.Client, log *slog.Logger) (*agents.Options, er
 }
 
 // newManager returns a manager without controllers.
-func newManager(cfg *rest.Config, f flags, to *control.Client) (manager.Manager, error) {
+func newManager(cfg *rest.Config, f flags, to *readiness) (manager.Manager, error) {
 	scheme, err := agents.Scheme()
 	if err == nil {
 		err = v1alpha1.AddToScheme(scheme)
@@ -180,7 +182,7 @@ func newManager(cfg *rest.Config, f flags, to *control.Client) (manager.Manager,
 		return nil, err
 	}
 	return m, errors.Join(m.AddHealthzCheck("ping", healthz.Ping),
-		m.AddReadyzCheck("server", func(r *http.Request) error { return to.Check(r.Context()) }))
+		m.AddReadyzCheck("server", func(r *http.Request) error { return to.ready(r.Context()) }))
 }
 
 // cluster returns what tells this cluster from others: it is as old as the cluster.

@@ -194,6 +194,19 @@ func IsUnproven(err error) bool {
 	return errors.As(err, &s) && s.Reason == Unproven
 }
 
+// KeySpent is the reason of a Status that refuses a call whose idempotency key creates nothing any
+// longer: an earlier call with it failed for good, or was another request.
+const KeySpent = "key_spent"
+
+// SpendKey gives an error the reason KeySpent.
+func SpendKey(err error) error { return &Status{Code: CodeOf(err), Reason: KeySpent, Err: err} }
+
+// IsKeySpent reports whether a call may succeed with another idempotency key, and never with its own.
+func IsKeySpent(err error) bool {
+	var s *Status
+	return errors.As(err, &s) && s.Reason == KeySpent
+}
+
 // RetryAfter returns how long a client waits before it repeats the request; 0 if unknown.
 func RetryAfter(err error) time.Duration {
 	var s *Status

@@ -31,14 +31,15 @@ func (c *caller) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		pause, met := c.pause, 0
 		m, _ := r.Any().(proto.Message)
 		for try := 1; ; try++ {
-			if err := c.server.prove(m); err != nil {
+			proved, err := c.server.prove(m)
+			if err != nil {
 				return nil, err
 			}
 			a, err := c.once(ctx, r, next)
 			if err == nil {
 				return a, nil
 			}
-			if again, failed := c.server.meet(ctx, m, err); failed != nil {
+			if again, failed := c.server.meet(ctx, m, proved, err); failed != nil {
 				return nil, failed
 			} else if again && met < maxMeets {
 				met++

@@ -41,8 +41,8 @@ const (
 
 // prove adds to a request what shows each known node that this client has its key. It names the
 // client in requests that may have one. It does nothing on the operator's socket, whose user needs no
-// proof, before a node has asked for one.
-func (s *Server) prove(m proto.Message) error {
+// proof, before a node has asked for one. It returns the keys of the nodes that the request has proofs for.
+func (s *Server) prove(m proto.Message) ([]NodeKey, error) {
 	if d, ok := m.(interface{ GetClient() *v1.ChannelClient }); ok && d.GetClient() == nil {
 		c, _ := s.asker()
 		f := m.ProtoReflect().Descriptor().Fields().ByName("client")
@@ -50,21 +50,22 @@ func (s *Server) prove(m proto.Message) error {
 	}
 	clients := api.Clients(m)
 	if len(clients) == 0 {
-		return nil
+		return nil, nil
 	}
+	known := s.nodes()
 	digest, now := api.ProofDigest(m), time.Now()
 	for _, c := range clients {
 		c.Proofs = nil
-		for _, n := range s.nodes() {
+		for _, n := range known {
 			message, err := channel.Prove(s.o.Key, n.Key, channel.Claim{Tenant: n.Tenant,
 				Request: digest}, now)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			c.Proofs = append(c.Proofs, &v1.KeyProof{Node: n.Node, Message: message})
 		}
 	}
-	return nil
+	return known, nil
 }
 
 // nodes returns the nodes that the client knows, the newest first.
@@ -81,10 +82,10 @@ func (s *Server) nodes() []NodeKey {
 	return slices.Clone(s.all)
 }
 
-// remember notes the key of a node whose statement was verified, and reports whether it is new.
-func (s *Server) remember(k NodeKey) bool {
+// remember notes the key of a node whose statement was verified.
+func (s *Server) remember(k NodeKey) {
 	if k.Node == "" || k.Tenant == "" || slices.Contains(s.nodes(), k) {
-		return false
+		return
 	}
 	s.known.Lock()
 	s.all = slices.DeleteFunc(s.all, func(o NodeKey) bool { return o.Node == k.Node })
@@ -95,13 +96,13 @@ func (s *Server) remember(k NodeKey) bool {
 	if s.o.Book != nil {
 		s.o.Book.Remember(all)
 	}
-	return true
 }
 
 // meet learns the key of a node that refused a call because it has no proof for it. It reports
-// whether the same call may succeed with another proof. The error says that the introduction is none
+// whether the same call may succeed with another proof: it had none for this key. Another call may
+// have learnt the key meanwhile. The error says that the introduction is none
 // of a node that this client trusts.
-func (s *Server) meet(ctx context.Context, m proto.Message, refused error) (bool, error) {
+func (s *Server) meet(ctx context.Context, m proto.Message, proved []NodeKey, refused error) (bool, error) {
 	var status *api.Status
 	if !api.IsUnproven(refused) || !errors.As(refused, &status) {
 		return false, nil
@@ -132,7 +133,9 @@ func (s *Server) meet(ctx context.Context, m proto.Message, refused error) (bool
 	if err != nil {
 		return false, s.distrusted(err)
 	}
-	return s.remember(NodeKey{signed.Node, signed.ServerKey, signed.Tenant}), nil
+	k := NodeKey{signed.Node, signed.ServerKey, signed.Tenant}
+	s.remember(k)
+	return k.Node != "" && k.Tenant != "" && !slices.Contains(proved, k), nil
 }
 
 // checkTenant reports a server that works for the caller in the name of another tenant than its

@@ -33,12 +33,17 @@ type asking struct {
 	mu    sync.Mutex
 	calls int
 	place func(call int) int
+
+	together int // calls at the beginning that are refused when all of them are there
+	first    sync.WaitGroup
 }
 
 func (a *asking) check(ctx context.Context, m proto.Message, c *v1.ChannelClient) error {
 	a.mu.Lock()
 	n := a.nodes[a.place(a.calls)]
-	a.calls++
+	if a.calls++; a.calls <= a.together {
+		a.first.Done()
+	}
 	a.mu.Unlock()
 	for _, p := range c.GetProofs() {
 		if p.Node == n.Name() && n.Prove(channel.PublicKey(c.ClientPublicKey), p.Message,
@@ -46,6 +51,7 @@ func (a *asking) check(ctx context.Context, m proto.Message, c *v1.ChannelClient
 			return nil
 		}
 	}
+	a.first.Wait()
 	signed, err := n.Introduce(ctx, nodes.Client{Key: channel.PublicKey(c.GetClientPublicKey()),
 		Nonce: attest.Nonce(c.GetNonce()), Tenant: a.tenant})
 	if err != nil {
@@ -158,6 +164,24 @@ func TestProves(t *testing.T) {
 	s.tenant = "other"
 	if calls, err := s.remove(t, "x"); err != nil || calls != 2 {
 		t.Errorf("a token of another tenant: %d calls: %v", calls, err)
+	}
+}
+
+// TestProvesTogether: of calls at the same time, before the client knows the node, each is made again,
+// though the first of them has learnt the node's key for all.
+func TestProvesTogether(t *testing.T) {
+	s := newAsking(t, "n1")
+	s.together = 8
+	s.first.Add(s.together)
+	c := s.connect(t, "x")
+	all := make(chan error, s.together)
+	for range s.together {
+		go func() { all <- c.AllSandboxes().Remove(t.Context(), turnstone.NewSandboxID()) }()
+	}
+	for range s.together {
+		if err := <-all; err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -30,6 +30,14 @@ var reasons = map[v1.SandboxReason]string{
 	v1.SandboxReason_SANDBOX_REASON_NODE_LOST:      "the node lost it",
 }
 
+// ReasonText says why a sandbox has ended, for a person.
+func ReasonText(r v1.SandboxReason) string {
+	if text := reasons[r]; text != "" {
+		return text
+	}
+	return "for an unknown reason"
+}
+
 // maxText bounds a name in a server's answer in bytes: a gateway chooses them, and no name is longer.
 const maxText = 256
 

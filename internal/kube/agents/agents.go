@@ -98,6 +98,8 @@ const (
 	MetadataName      = "kubernetes.name"
 	MetadataNamespace = "kubernetes.namespace"
 	MetadataCluster   = "kubernetes.cluster"
+	// MetadataAttempt is the number of the attempt that made the sandbox, from 0.
+	MetadataAttempt = "kubernetes.attempt"
 )
 
 // TemplatePrefix begins images that are templates of the server: the name follows.

@@ -74,6 +74,7 @@ func (o *Options) convert(s *sandboxv1.Sandbox) (*v1.CreateSandboxRequest, Main,
 		return nil, Main{}, err
 	}
 	m, err := process(s, pod, c)
+	r.Metadata[MetadataAttempt] = "0"
 	labels := s.Spec.PodTemplate.ObjectMeta.Labels
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
 		if v := labels[k]; len(k) <= maxKey && metaKey.MatchString(k) && len(v) <= maxMetaText &&

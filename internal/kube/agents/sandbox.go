@@ -16,6 +16,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/remote"
 )
 
 // sandboxes reconciles objects of the kind Sandbox.
@@ -23,6 +24,8 @@ type sandboxes struct {
 	o    *Options
 	to   client.Client
 	live client.Reader // not the cache
+
+	attempts attempts
 }
 
 // serves reports whether an object is ours: it was taken, or its class says so.
@@ -80,6 +83,9 @@ func (r *sandboxes) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result,
 	if errors.As(err, &no) || turnstone.KindOf(err) == turnstone.KindInvalid {
 		return ctrl.Result{RequeueAfter: after}, nil // until the object changes
 	}
+	if d := (delayed{}); errors.As(err, &d) {
+		return ctrl.Result{RequeueAfter: d.after}, nil
+	}
 	if err != nil {
 		return ctrl.Result{}, err // tried again, less and less often
 	}
@@ -122,6 +128,7 @@ func (r *sandboxes) end(ctx context.Context, s *sandboxv1.Sandbox) error {
 	if err := r.removeAll(ctx, s); err != nil {
 		return err
 	}
+	r.attempts.set(s.UID, 0)
 	before := s.DeepCopy()
 	controllerutil.RemoveFinalizer(s, Finalizer)
 	return client.IgnoreNotFound(r.to.Patch(ctx, s, client.MergeFromWithOptions(before,
@@ -168,9 +175,12 @@ func (r *sandboxes) follow(ctx context.Context, s *sandboxv1.Sandbox) (time.Dura
 			suspended(s)
 			return r.next(left), nil
 		}
-		if box, err = r.o.Server.Create(ctx, s.Namespace, want); err != nil {
-			return r.next(left), err
-		}
+		box, err = r.create(ctx, s, want)
+	} else if box.State == v1.SandboxState_SANDBOX_STATE_CREATING {
+		box, err = r.recreate(ctx, s, box, want)
+	}
+	if err != nil {
+		return r.next(left), err
 	}
 	return r.match(ctx, s, box, m, left)
 }
@@ -204,7 +214,7 @@ func (r *sandboxes) match(ctx context.Context, s *sandboxv1.Sandbox, b *v1.Sandb
 		r.notReady(s, "the sandbox "+b.SandboxId+" is being created")
 		return creating, nil
 	case v1.SandboxState_SANDBOX_STATE_STOPPED, v1.SandboxState_SANDBOX_STATE_FAILED:
-		r.finished(s, true, "the sandbox "+b.SandboxId+" has ended: "+b.Reason.String())
+		r.finished(s, true, "the sandbox "+b.SandboxId+" has ended: "+remote.ReasonText(b.Reason))
 		return r.next(left), nil
 	}
 	if err := r.prolong(ctx, s.Namespace, b, left); err != nil {

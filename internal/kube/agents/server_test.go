@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
 	"turnstone.dev/turnstone/internal/api/serve"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/kube/agents"
@@ -29,6 +30,9 @@ type server struct {
 	quota   map[string]int           // sandboxes of a tenant; nil: any
 	noEnd   atomic.Bool              // End is refused
 	holds   map[string]chan struct{} // creations of a tenant wait until it is closed
+	// fails says how the creation for a new key fails; with wait, the sandbox is there and waits for the
+	// repetition of the call. nil: it does not.
+	fails func(r *v1.CreateSandboxRequest) (wait bool, err error)
 	// answer is what a sandbox answers to Run; nil: it does what is asked.
 	answer func(ctx context.Context, b *box) error
 	// step is called before and after each effect; an error is the caller's answer.
@@ -82,14 +86,23 @@ func (s *server) Create(ctx context.Context, namespace string, r *v1.CreateSandb
 		if id, has := s.keys[k]; has {
 			b := s.boxes[id]
 			if b == nil || !proto.Equal(b.request, r) {
-				return turnstone.Errorf("test", turnstone.KindInvalid, "the key", "was of another request")
+				return api.SpendKey(turnstone.Errorf("test", turnstone.KindInvalid, "the key", "was used"))
 			}
+			b.State = v1.SandboxState_SANDBOX_STATE_READY
 			out = proto.Clone(&b.Sandbox).(*v1.Sandbox)
 			return nil
 		}
 		if most, has := s.quota[namespace]; has && s.held(namespace) >= most {
 			return turnstone.Errorf("quota.check", turnstone.KindExhausted, "tenant "+namespace,
 				"the limit of its sandboxes is %d", most).WithHint("remove a sandbox")
+		}
+		wait, failed := false, error(nil)
+		if s.fails != nil {
+			wait, failed = s.fails(r)
+		}
+		if failed != nil && !wait {
+			s.keys[k] = ""
+			return failed
 		}
 		s.created++
 		id := fmt.Sprintf("sb_%d", s.created)
@@ -98,6 +111,10 @@ func (s *server) Create(ctx context.Context, namespace string, r *v1.CreateSandb
 		b.ManagedBy = r.ManagedBy
 		b.Created, b.Expires = timestamppb.Now(), timestamppb.New(time.Now().Add(r.Timeout.AsDuration()))
 		s.boxes[id], s.keys[k] = b, id
+		if wait {
+			b.State = v1.SandboxState_SANDBOX_STATE_CREATING
+			return failed
+		}
 		out = proto.Clone(&b.Sandbox).(*v1.Sandbox)
 		return nil
 	})

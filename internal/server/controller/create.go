@@ -72,7 +72,7 @@ func (c *Controller) create(ctx context.Context, p auth.Principal, n creation) e
 		return last
 	}
 	if made[0].State.Final() {
-		return unfit(n.op, made[0].ID, "could not be created: %s", made[0].Reason)
+		return api.SpendKey(unfit(n.op, made[0].ID, "could not be created: %s", made[0].Reason))
 	}
 	if err := n.make(ctx, made); err != nil {
 		return c.fail(ctx, n, made, err)
@@ -108,6 +108,9 @@ func (c *Controller) plan(ctx context.Context, tenant string, n creation) (made 
 		}
 		defer unlock()
 		made, err = c.o.Records.Used(ctx, *n.key)
+		if turnstone.KindOf(err) == turnstone.KindInvalid {
+			err = api.SpendKey(err)
+		}
 		if err != nil {
 			return nil, false, nil, err
 		}

@@ -44,7 +44,10 @@ TURN_SERVER_{{ . | upper | replace "." "_" }}
 {{- range $key, $value := .settings }}
 {{- if has $key $.taken }}{{ fail (printf "settings: %s is set by the chart" $key) }}{{ end }}
 - name: {{ include "turnstone.variable" $key }}
-  value: {{ $value | toString | quote }}
+  {{- $text := toString $value }}
+  {{- /* The number of a file is a float64, and large ones would be 1e+06. */}}
+  {{- if and (kindIs "float64" $value) (eq (floor $value) $value) }}{{ $text = toString (int64 $value) }}{{ end }}
+  value: {{ $text | quote }}
 {{- end }}
 {{- end -}}
 
@@ -139,4 +142,20 @@ imagePullSecrets:
   - name: {{ . }}
 {{- end }}
 {{- end }}
+{{- end -}}
+
+{{/* turnstone.check: values that contradict each other */}}
+{{- define "turnstone.check" -}}
+{{- with .Values.operator }}
+{{- if and .enabled .follow (not .default) }}{{ fail "operator.follow: needs operator.default" }}{{ end }}
+{{- if gt (int .machines.min) (int .machines.max) }}{{ fail "operator.machines.min: is more than operator.machines.max" }}{{ end }}
+{{- end }}
+{{- with .Values.metrics }}
+{{- if and (or .podMonitor .serviceMonitor) (not .enabled) }}{{ fail "metrics.podMonitor and metrics.serviceMonitor: need metrics.enabled" }}{{ end }}
+{{- end }}
+{{- with .Values.node.seccompProfile }}
+{{- if and (eq .type "Localhost") (not .localhostProfile) }}{{ fail "node.seccompProfile.localhostProfile: name the file, for the type Localhost" }}{{ end }}
+{{- end }}
+{{- if and .Values.database.secret (not .Values.database.url) }}{{ fail "database.secret: needs database.url" }}{{ end }}
+{{- if and .Values.store.credentialsSecret (not .Values.store.bucket) }}{{ fail "store.credentialsSecret: needs store.bucket" }}{{ end }}
 {{- end -}}

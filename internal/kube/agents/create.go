@@ -1,0 +1,109 @@
+package agents
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/types"
+	sandboxv1 "sigs.k8s.io/agent-sandbox/api/v1beta1"
+
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+)
+
+// maxAttempts bounds the attempts whose failures one look at an object finds: the next look continues.
+const maxAttempts = 64
+
+// attempts counts the creations of objects that failed for good. The server knows them too, by their
+// idempotency keys, so a new operator finds them again. The zero value has none.
+type attempts struct {
+	mu  sync.Mutex
+	all map[types.UID]int
+}
+
+// failed returns how many are known to have failed.
+func (a *attempts) failed(uid types.UID) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.all[uid]
+}
+
+func (a *attempts) set(uid types.UID, n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.all == nil {
+		a.all = map[types.UID]int{}
+	}
+	if a.all[uid] = n; n == 0 {
+		delete(a.all, uid)
+	}
+}
+
+// attempt returns the request of an object's attempt to create its sandbox.
+func attempt(want *v1.CreateSandboxRequest, n int) *v1.CreateSandboxRequest {
+	r := proto.CloneOf(want)
+	r.Metadata[MetadataAttempt] = strconv.Itoa(n)
+	if n > 0 {
+		r.IdempotencyKey += "." + strconv.Itoa(n)
+	}
+	return r
+}
+
+// create creates the sandbox of an object that has none. Each attempt has a key of its own: with that of
+// one that failed, such as because the registry was away, the server makes nothing.
+func (r *sandboxes) create(ctx context.Context, s *sandboxv1.Sandbox, want *v1.CreateSandboxRequest) (
+	box *v1.Sandbox, err error) {
+	n := r.attempts.failed(s.UID)
+	for range maxAttempts {
+		if box, err = r.o.Server.Create(ctx, s.Namespace, attempt(want, n)); !api.IsKeySpent(err) {
+			return box, later(s, err)
+		}
+		n++
+		r.attempts.set(s.UID, n)
+	}
+	return nil, err
+}
+
+// recreate repeats the call for a sandbox that is being created. It waits for that call, if one waits for
+// the node, and otherwise asks the node again: an earlier operator, or a connection, may have ended.
+func (r *sandboxes) recreate(ctx context.Context, s *sandboxv1.Sandbox, box *v1.Sandbox,
+	want *v1.CreateSandboxRequest) (*v1.Sandbox, error) {
+	n, err := strconv.Atoi(box.Metadata[MetadataAttempt])
+	if err != nil || n < 0 {
+		return box, nil
+	}
+	made, err := r.o.Server.Create(ctx, s.Namespace, attempt(want, n))
+	if api.IsKeySpent(err) { // it has failed meanwhile, or the object was changed
+		return box, nil
+	}
+	return made, later(s, err)
+}
+
+// A delayed is an error after which the object is looked at again in a certain time.
+type delayed struct {
+	error
+	after time.Duration
+}
+
+func (d delayed) Unwrap() error { return d.error }
+
+// Bounds of the time between two attempts.
+const (
+	minDelay = 10 * time.Second
+	maxDelay = 5 * time.Minute
+)
+
+// later delays the next attempt after an error that needs somebody's help, such as an image that its
+// registry does not have: the older the object, the longer. Others are tried again sooner.
+func later(s *sandboxv1.Sandbox, err error) error {
+	switch kind := turnstone.KindOf(err); {
+	case err == nil, api.Retryable(err), kind == turnstone.KindExhausted, kind == turnstone.KindInvalid,
+		kind == turnstone.KindDenied, kind == turnstone.KindCanceled, kind == "":
+		return err
+	}
+	return delayed{err, min(max(time.Since(s.CreationTimestamp.Time)/2, minDelay), maxDelay)}
+}
