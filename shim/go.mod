@@ -20,13 +20,11 @@ require (
 	golang.org/x/sys v0.49.0
 	google.golang.org/protobuf v1.36.12
 	k8s.io/cri-api v0.37.0
+	pgregory.net/rapid v1.3.0
 	turnstone.dev/turnstone v0.0.0
 )
 
-require (
-	github.com/containerd/fifo v1.1.0 // indirect
-	pgregory.net/rapid v1.3.0 // indirect
-)
+require github.com/containerd/fifo v1.1.0 // indirect
 
 require (
 	github.com/docker/cli v29.7.2+incompatible // indirect
@@ -60,7 +58,7 @@ require (
 	github.com/opencontainers/image-spec v1.1.1 // indirect
 	github.com/pierrec/lz4/v4 v4.1.22 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
-	github.com/sirupsen/logrus v1.10.2 // indirect
+	github.com/sirupsen/logrus v1.10.2
 	github.com/ulikunitz/xz v0.5.15 // indirect
 	github.com/vishvananda/netns v0.0.5 // indirect
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect
