@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"path/filepath"
 	"strconv"
@@ -244,36 +246,64 @@ func (f *following) start(ctx context.Context, c *wire.Client) error {
 	})
 }
 
+// errOther says that the node has another journal of the turn than the one that was read so far.
+var errOther = errors.New("the node has another journal of the turn")
+
 // follow reads the journal from where it was left. When ctx ends, the turn is canceled, and its end
-// is read too.
+// is read too. A turn that was lost twice may be back at its first node, with a journal of its own, before
+// its client has reached the node between: that journal is read from its beginning.
 func (f *following) follow(ctx context.Context, c *wire.Client) error {
 	defer context.AfterFunc(ctx, func() {
 		_ = c.TurnCancel(context.WithoutCancel(ctx), &wire.TurnCancelParams{Ticket: f.req.Ticket})
 	})()
-	id := c.NewStream()
+	err := f.read(ctx, c)
+	if errors.Is(err, errOther) {
+		f.journal = turnlog.NewReader(f.req.Document, f.obs)
+		if f.turns.Tell != nil {
+			f.turns.Tell("the turn was lost, and has started again at the node")
+		}
+		err = f.read(ctx, c)
+	}
+	return err
+}
+
+// read reads the journal over one stream. The error is errOther if what follows the part that was read
+// before does not continue it.
+func (f *following) read(ctx context.Context, c *wire.Client) error {
+	id, from := c.NewStream(), f.journal.Offset()
 	in, err := c.Receiver(id)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = in.Close() }()
-	answer := make(chan error, 1)
+	type answer struct {
+		size int64 // of the journal
+		err  error
+	}
+	answered := make(chan answer, 1)
 	go func() {
-		_, err := c.TurnAttach(context.WithoutCancel(ctx), &wire.TurnAttachParams{
-			Ticket: f.req.Ticket, Offset: f.journal.Offset(), Journal: id})
+		a, err := c.TurnAttach(context.WithoutCancel(ctx), &wire.TurnAttachParams{
+			Ticket: f.req.Ticket, Offset: from, Journal: id})
 		if err != nil {
 			_ = in.Close() // a rejected command has no stream
+			answered <- answer{err: err}
+			return
 		}
-		answer <- err
+		answered <- answer{size: a.Size}
 	}()
 	err = f.journal.Read(in)
 	if _, _, ok := f.journal.Result(); ok {
 		return nil
 	}
-	if turnstone.KindOf(err) == turnstone.KindIntegrity {
-		return err // the answer would come at the turn's end
+	if turnstone.KindOf(err) == turnstone.KindIntegrity { // the answer would come at the turn's end
+		if from > 0 && channel.FaultOf(err) == "" {
+			return fmt.Errorf("%w: %w", errOther, err)
+		}
+		return err
 	}
-	if failed := <-answer; failed != nil {
-		return failed
+	a := <-answered
+	if a.err == nil && err == nil && a.size < from {
+		return errOther
 	}
-	return err
+	return cmp.Or(a.err, err)
 }

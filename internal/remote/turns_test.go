@@ -335,6 +335,75 @@ func TestLateStart(t *testing.T) {
 	}
 }
 
+// back is a node at which a turn is that it had before, with another journal: the first follower reads
+// some of the former one, and loses its connection.
+type back struct {
+	wire.TurnServer
+	former string
+	once   *sync.Once
+}
+
+func (b back) Attach(ctx context.Context, c *wire.Conn, p *wire.TurnAttachParams) (
+	a *wire.TurnAttachResult, err error) {
+	b.once.Do(func() {
+		out, failed := c.Sender(p.Journal)
+		if failed == nil {
+			_, failed = io.WriteString(out, b.former)
+		}
+		if err = failed; err == nil {
+			err = out.Close()
+		}
+		<-ctx.Done() // the client has lost the connection
+		err = errors.Join(err, context.Cause(ctx))
+	})
+	if err != nil {
+		return nil, err
+	}
+	return b.TurnServer.Attach(ctx, c, p)
+}
+
+// TestBackAtNode: a follower that has read the journal of a former attempt reads that of the present one
+// from its beginning, whatever of it the old place is: in a line, after a line, or behind its end.
+func TestBackAtNode(t *testing.T) {
+	const line = `{"preparing":"the former attempt"}` + "\n"
+	for name, former := range map[string]string{"in a line": line, "behind the end": strings.Repeat(line, 5000)} {
+		t.Run(name, func(t *testing.T) {
+			x := &teller{}
+			n := newNode(t, x)
+			var stream io.Closer
+			var h heard
+			h.first = func() {}
+			seen := 0
+			obs := &formerHeard{heard: &h, seen: func() {
+				if seen++; seen == strings.Count(former, "\n") {
+					_ = stream.Close()
+				}
+			}}
+			once := new(sync.Once)
+			n.wrap = func(s wire.TurnServer) wire.TurnServer { return back{s, former, once} }
+			dial := func(ctx context.Context) (io.ReadWriteCloser, error) {
+				c, err := n.dial(ctx)
+				stream = c
+				return c, err
+			}
+			report, err := (&remote.Turns{Dial: dial, Pause: time.Millisecond}).Run(t.Context(),
+				remote.TurnRequest{Ticket: n.ticket("k_00000001", ""),
+					Document: parse(t, "```bash\necho\n```\n")}, obs)
+			if err != nil || report.Receipt != "receipt" || x.runs != 1 || h.out.Len() != 50_000 {
+				t.Fatalf("%+v %v; %d runs, %d bytes of output", report, err, x.runs, h.out.Len())
+			}
+		})
+	}
+}
+
+// formerHeard calls seen for each line of a former attempt.
+type formerHeard struct {
+	*heard
+	seen func()
+}
+
+func (f *formerHeard) Preparing(string) { f.seen() }
+
 // TestCallerEnds cancels a turn with its caller, who gets its result.
 func TestCallerEnds(t *testing.T) {
 	n := newNode(t, &teller{wait: make(chan struct{})})
