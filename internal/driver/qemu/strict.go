@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/bits"
+	"math/rand/v2"
 	"os"
 	"strings"
 	"time"
@@ -74,7 +76,7 @@ func (s *Substrate) bootStrict(ctx context.Context, m substrate.Machine) (substr
 	}
 	defer ram.Close()
 	shape := m.Shape
-	vm, err := s.start(shape, append(strictArguments(m, disks), s.more...), f)
+	vm, err := s.start(shape, append(strictArguments(m, disks), s.more...), f, oneProcessor)
 	if err != nil {
 		return nil, s.wrap(err)
 	}
@@ -96,6 +98,29 @@ func (s *Substrate) bootStrict(ctx context.Context, m substrate.Machine) (substr
 		return nil, s.wrap(s.notStarted(err))
 	}
 	return vm, nil
+}
+
+// oneProcessor binds the calling thread to one of its processors. When the only CPU of a machine halts,
+// QEMU's main thread adds the time until the next timer to the clock. It may see the halt before the CPU's
+// thread has counted the last instructions, some three of them, which are then added to the timer's time
+// (icount_start_warp_timer reads CPUState.halted, which cpu_exec sets before icount_process_data). On one
+// processor both threads do not run at the same time.
+func oneProcessor() error {
+	var all, one unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err != nil {
+		return err
+	}
+	skip := rand.IntN(max(1, all.Count()))
+	for cpu := range len(all) * bits.UintSize {
+		if !all.IsSet(cpu) {
+			continue
+		}
+		if skip--; skip < 0 {
+			one.Set(cpu)
+			return unix.SchedSetaffinity(0, &one)
+		}
+	}
+	return nil // more processors than the set has room for
 }
 
 // strictShape rejects a machine that cannot be deterministic.

@@ -19,13 +19,14 @@ import (
 )
 
 // strictScript has what a machine that is not deterministic does differently each time: clocks,
-// random numbers, process numbers, the order of directories, processes and threads that race.
+// random numbers, process numbers, the order of directories, processes and threads that race, and many
+// waits for a timer, each of which may end at a time of the host's.
 const strictScript = `date +%s.%N; cat /proc/sys/kernel/random/boot_id /etc/machine-id /proc/uptime
 hostname; od -An -tx1 -N16 /dev/urandom; echo $RANDOM $$
 mkdir d; for i in $(seq 50); do : >d/$RANDOM; done; ls -U d | tr '\n' ' '
 for i in 1 2 3 4; do (for j in 1 2 3; do echo $i; sleep 0.0$i; done) & done; wait
 for i in 1 2 3; do (j=0; while [ $j -lt 500 ]; do j=$((j+1)); done; echo race $i) & done; wait
-stat -c %y d; sleep 3; date +%s.%N; cat /proc/interrupts | head -20; cat /proc/meminfo
+perl -e 'select(undef, undef, undef, 0.007) for 1..300'; stat -c %y d; sleep 3; date +%s.%N; cat /proc/interrupts | head -20; cat /proc/meminfo
 `
 
 // A strictRun is what one run of a deterministic machine left.
