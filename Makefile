@@ -123,10 +123,10 @@ export TEST_KERNEL
 #
 # What waits more than it computes has more processes than processors. The packages that take longest come
 # first, so that none of them runs alone at the end. The soak runs for five minutes, with faults; beside it
-# are the operator with a real API server, the shim's pods, the suites in other languages, and what runs
-# again elsewhere: on QEMU, under KVM, and as a user. After a failed part the other parts still run. make
-# check has vetted the tests. The tests of turn ui run in Chromium, and keep pictures of the page in
-# .cache/pictures.
+# are the operator with a real API server, the shim's pods, and the suites in other languages, and after it
+# what runs again on QEMU and under KVM, beside what runs again as a user. After a failed part the other
+# parts still run. make check has vetted the tests. The tests of turn ui run in Chromium, and keep pictures
+# of the page in .cache/pictures.
 BROWSER = TURN_TEST_BROWSER=1 TURN_TEST_PICTURES='$(CURDIR)/.cache/pictures'
 KUBERNETES = ./internal/kube/... ./cmd/turn-operator
 ALONE = ./packaging/image
@@ -135,12 +135,11 @@ LONGEST = $(addprefix ./,cmd/turn-server cmd/turn internal/driver/qemu internal/
 OTHERS = $(shell $(GO) list ./... | grep -v -e /internal/kube/ -e /cmd/turn-operator -e /packaging/image)
 CPUS := $(shell nproc)
 MORE = $(shell echo $$(($(CPUS) + 1)))
-TWICE = $(shell echo $$(($(CPUS) * 2)))
 
 .PHONY: test
 test: setup-tests shim check proto-check chart-check ## set up, build, and run every test; as root, some again as a user
 	@set -x; failed=0; export $(SHARED); test="$(GO) test -vet=off -timeout $(TIMEOUT)"; \
-	$(BROWSER) GORACE=atexit_sleep_ms=10 $$test -race -tags= -trimpath=false -p $(TWICE) -skip '^TestMachine(Script$$|Corpus)' $(LONGEST) $(OTHERS) || failed=1; \
+	$(BROWSER) GORACE=atexit_sleep_ms=10 $$test -race -tags= -trimpath=false -p $(MORE) -skip '^TestMachine(Script$$|Corpus)' $(LONGEST) $(OTHERS) || failed=1; \
 	$$test -parallel $(MORE) -run '^TestMachine(Script$$|Corpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
 	scripts/together \
 		"TURN_SOAK_FOR=5m $$test -count 1 -run '^TestSoak$$' ./cmd/turn; \
@@ -148,8 +147,8 @@ test: setup-tests shim check proto-check chart-check ## set up, build, and run e
 		TURN_SUBSTRATE=qemu $$test -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn" \
 		"$$test $(KUBERNETES) $(ALONE); \
 		make operator; \
-		(cd shim && export CGO_ENABLED=0 GOFLAGS= && $(GO) vet -trimpath ./... && $(GO) test -trimpath -vet=off -timeout $(TIMEOUT) ./...)" \
-		"$(BROWSER) scripts/test-suites; \
+		(cd shim && export CGO_ENABLED=0 GOFLAGS= && $(GO) vet -trimpath ./... && $(GO) test -trimpath -vet=off -timeout $(TIMEOUT) ./...); \
+		$(BROWSER) scripts/test-suites; \
 		scripts/test-as-user" || failed=1; \
 	exit $$failed
 
