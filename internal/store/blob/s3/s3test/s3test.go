@@ -15,6 +15,7 @@ import (
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
 
+	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/testhome"
 )
 
@@ -54,6 +55,12 @@ func Build(ctx context.Context, dir, module string) (string, error) {
 	}
 	sum := sha256.Sum256(mod)
 	program := filepath.Join(dir, "versitygw-"+hex.EncodeToString(sum[:6]))
+	// Several tests of a process, and several processes, may want it at the same time.
+	lock, err := statedir.Acquire(ctx, program+".lock", nil)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Release()
 	if _, err := os.Stat(program); err == nil {
 		return program, nil
 	}
