@@ -11,6 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/console"
+	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/driver/kvm"
 	"turnstone.dev/turnstone/substrate"
 )
@@ -23,10 +24,10 @@ type KernelReport struct {
 }
 
 // How long a kernel may take to report. Kernels print continuously as they boot, so the limit on
-// silence detects a stuck kernel; a busy host with TCG is slow.
+// silence detects a stuck kernel; a busy host with TCG is slow, and has the limit of other starts.
 const (
 	checkSilence = 30 * time.Second
-	checkLimit   = 2 * time.Minute
+	checkLimit   = 5 * time.Minute
 )
 
 // checkMemory and checkDisk are enough for a machine that only reports.
@@ -174,13 +175,14 @@ func (s *Substrate) reportOnce(ctx context.Context, m substrate.Machine, silence
 
 // report waits for the agent's report with this nonce. Any other end is an error of kind Dead,
 // except the host's errors.
-func (m *machine) report(ctx context.Context, nonce string, silence,
+func (m *machine) report(ctx context.Context, nonce string, silent,
 	limit time.Duration) (r console.KernelReport, err error) {
 	late := time.NewTimer(limit)
 	defer late.Stop()
 	look := time.NewTicker(20 * time.Millisecond)
 	defer look.Stop()
-	before, heard := "", time.Now()
+	var quiet silence
+	load := func() (console.Load, error) { return host.Load(m.PID()) }
 	for {
 		ended := false
 		var why error
@@ -202,10 +204,8 @@ func (m *machine) report(ctx context.Context, nonce string, silence,
 			return r, nil
 		case ended:
 			return r, m.noReport(why)
-		case text != before:
-			before, heard = text, time.Now()
-		case time.Since(heard) > silence:
-			return r, m.noReport(fmt.Errorf("%w for %s", errSilent, silence))
+		case quiet.look(text, time.Now(), load) > silent:
+			return r, m.noReport(fmt.Errorf("%w for %s", errSilent, silent))
 		}
 	}
 }
