@@ -255,11 +255,17 @@ func states(ts *testscript.TestScript, neg bool, args []string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	stream, err := s.Sandboxes.WatchSandboxes(ctx, connect.NewRequest(&v1.WatchSandboxesRequest{}))
 	ts.Check(err)
-	done := make(chan struct{})
+	done, synced := make(chan struct{}), make(chan struct{}, 1)
 	go func() {
 		defer close(done)
 		for stream.Receive() {
 			m := stream.Msg()
+			if m.Event == v1.WatchEvent_WATCH_EVENT_SYNCED {
+				select {
+				case synced <- struct{}{}:
+				default:
+				}
+			}
 			if b := m.GetSandbox(); b != nil {
 				state := strings.ToLower(strings.TrimPrefix(b.State.String(), "SANDBOX_STATE_"))
 				_, _ = fmt.Fprintln(out, b.Name, state)
@@ -271,4 +277,9 @@ func states(ts *testscript.TestScript, neg bool, args []string) {
 		<-done
 		_, _, _ = stream.Close(), s.Close(), out.Close()
 	})
+	select { // what happens from now on is seen
+	case <-synced:
+	case <-done:
+		ts.Fatalf("the sandboxes cannot be followed: %v", stream.Err())
+	}
 }
