@@ -25,6 +25,7 @@ import (
 	"pgregory.net/rapid"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/leaktest"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/network/networktest"
 )
@@ -33,7 +34,8 @@ import (
 // told from a busy machine.
 func endless() limits {
 	l := defaultLimits()
-	for _, d := range []*time.Duration{&l.dial, &l.handshake, &l.hello, &l.flowIdle, &l.linger, &l.lookupTime} {
+	for _, d := range []*time.Duration{&l.dial, &l.handshake, &l.hello, &l.flowIdle,
+		&l.linger, &l.lookupTime} {
 		*d = 10 * time.Minute
 	}
 	return l
@@ -94,7 +96,9 @@ func TestCloseLeavesNothing(t *testing.T) {
 			t.Errorf("Serve: %v", err)
 		}
 	})
-	goleak.VerifyNone(t, ignore)
+	if err := leaktest.Find(ignore); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestNewValidates(t *testing.T) {
@@ -122,7 +126,9 @@ func TestNeverServed(t *testing.T) {
 		cancel()
 		_ = s.Close()
 	}
-	goleak.VerifyNone(t, ignore)
+	if err := leaktest.Find(ignore); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestServeEnds(t *testing.T) {
