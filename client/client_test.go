@@ -16,11 +16,12 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/client"
+	"turnstone.dev/turnstone/internal/leaktest"
 	"turnstone.dev/turnstone/internal/testhome"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(leaktest.Patient(m)) }
 
 // scene is a state directory with a server that the tests' clients start.
 type scene struct{ dir, program string }

@@ -11,6 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/leaktest"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/turntest"
@@ -87,7 +88,9 @@ func TestNothingIsLeft(t *testing.T) {
 	if err := x.Close(); err != nil {
 		t.Error(err)
 	}
-	goleak.VerifyNone(t, before)
+	if err := leaktest.Find(before); err != nil {
+		t.Error(err)
+	}
 	for _, dir := range []string{"sandboxes", "leases"} {
 		if left, _ := os.ReadDir(h.Path(dir)); len(left) > 0 {
 			t.Errorf("%s: %v", dir, left)

@@ -17,19 +17,24 @@ func (p Policy) MayOpen(r Rule) bool {
 	if !p.Only && k.class == public {
 		return true
 	}
+	// With Only, the names in rules can be looked up, for whatever port the rules are. What has been looked
+	// up is reached by a rule for the address, too.
+	looked, addresses := false, false
 	for _, o := range p.Allow {
+		port := o.Port == 0 || r.Port == 0 || o.Port == r.Port
 		switch {
-		case o.Port != 0 && r.Port != 0 && o.Port != r.Port:
-		case r.Name != "":
-			// With Only, the names in rules can be looked up.
-			if o.Name != "" && patternsMeet(o.Name, r.Name) {
+		case r.Name != "" && o.Name != "" && patternsMeet(o.Name, r.Name):
+			if port {
 				return true
 			}
-		case o.Name == "" && o.Prefix.Overlaps(r.Prefix), o.Name != "" && o.nameOpens(k):
+			looked = true
+		case r.Name != "":
+			addresses = addresses || port && o.Name == ""
+		case port && (o.Name == "" && o.Prefix.Overlaps(r.Prefix) || o.Name != "" && o.nameOpens(k)):
 			return true
 		}
 	}
-	return false
+	return looked && addresses
 }
 
 // inside returns the kind of address that all of r's prefix belongs to. It returns public for a

@@ -125,6 +125,9 @@ func TestMayOpen(t *testing.T) {
 	open, corp, proxy := network.Policy{}, network.Policy{Only: true, Allow: network.ParseRules(t,
 		"*.corp.example", "10.0.0.0/8")}, network.Policy{Only: true, Allow: network.ParseRules(t,
 		"10.1.2.3:3128")}
+	looked := func(address string) network.Policy { // by a rule for another port
+		return network.Policy{Only: true, Allow: network.ParseRules(t, "db.corp.example:22", address)}
+	}
 	for _, c := range []struct {
 		p    network.Policy
 		rule string
@@ -135,6 +138,9 @@ func TestMayOpen(t *testing.T) {
 		{corp, "db.corp.example", true}, {corp, "*.example", true}, {corp, "web.example", false},
 		{corp, "10.0.0.5", true}, {corp, "169.254.169.254", false}, {corp, "127.0.0.1:6379", false},
 		{proxy, "10.1.2.3", true}, {proxy, "10.1.2.3:80", false}, {proxy, "10.0.0.0/8", true},
+		{looked("10.0.0.0/8"), "db.corp.example:53", true},
+		{looked("10.0.0.0/8:80"), "db.corp.example:53", false},
+		{looked("web.example"), "db.corp.example:53", false},
 		{proxy, "web.example", false}, {network.Policy{Within: []network.Policy{proxy}}, "8.8.8.8",
 			false},
 	} {

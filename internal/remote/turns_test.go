@@ -20,13 +20,14 @@ import (
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/channel"
+	"turnstone.dev/turnstone/internal/leaktest"
 	"turnstone.dev/turnstone/internal/remote"
 	"turnstone.dev/turnstone/internal/server/node/turns"
 	"turnstone.dev/turnstone/internal/turntest"
 	"turnstone.dev/turnstone/wire"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(leaktest.Patient(m)) }
 
 // node is a node behind a channel: what a client reaches through relays.
 type node struct {

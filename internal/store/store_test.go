@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/leaktest"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/blob/local"
 	"turnstone.dev/turnstone/internal/store/tree"
@@ -25,7 +26,7 @@ func TestMain(m *testing.M) {
 		crashChild(os.Args[2])
 		return
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(leaktest.Patient(m))
 }
 
 // A fixture is a store with its folders, which tests inspect and damage.

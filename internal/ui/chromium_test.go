@@ -69,6 +69,7 @@ func open(t testing.TB, width, height int, scheme string) *browser {
 		"--disable-component-update", "--disable-extensions", "--remote-debugging-pipe",
 		"--user-data-dir="+filepath.Join(t.TempDir(), "profile"), "about:blank")
 	cmd.ExtraFiles = []*os.File{read, write}
+	cmd.Env = append(os.Environ(), "TMPDIR=/tmp") // the path of its socket has at most 107 bytes
 	cmd.WaitDelay = time.Minute
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)

@@ -19,10 +19,11 @@ import (
 	"go.uber.org/goleak"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/leaktest"
 	"turnstone.dev/turnstone/wire"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(leaktest.Patient(m)) }
 
 // serve starts a server whose WebSockets f gets, and returns its address.
 func serve(t *testing.T, f func(*Stream)) string {

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/leaktest"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/substrate/substratetest"
@@ -28,7 +29,7 @@ import (
 
 func TestMain(m *testing.M) {
 	substratetest.Child(hold, benchmark)
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+	goleak.VerifyTestMain(leaktest.Patient(m), goleak.Cleanup(func(code int) {
 		if standinDir != "" {
 			_ = os.RemoveAll(standinDir)
 		}

@@ -13,10 +13,11 @@ import (
 
 	"go.uber.org/goleak"
 
+	"turnstone.dev/turnstone/internal/leaktest"
 	"turnstone.dev/turnstone/wire"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(leaktest.Patient(m)) }
 
 // harness is an agent in this process's root, with a client.
 type harness struct {

@@ -16,13 +16,15 @@ import (
 
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
+
+	"turnstone.dev/turnstone/internal/leaktest"
 )
 
 func TestMain(m *testing.M) {
 	if os.Getenv(inSpace) != "" {
 		os.Exit(playMachine())
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(leaktest.Patient(m))
 }
 
 // put writes p to a log as a pump does.

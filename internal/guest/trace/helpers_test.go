@@ -91,8 +91,8 @@ func runAs(t testing.TB, tr *Tracer, dir string, attr *syscall.SysProcAttr, env 
 	if err != nil && !errors.As(err, &ee) {
 		t.Fatal(err)
 	}
-	for _, p := range pipes { // background jobs may hold the pipes: they get a moment
-		_ = p.SetReadDeadline(time.Now().Add(2 * time.Second))
+	for _, p := range pipes { // a background job that holds one has ended by then
+		_ = p.SetReadDeadline(time.Now().Add(2 * time.Minute))
 	}
 	wg.Wait()
 	pipes[0].Close()

@@ -88,7 +88,7 @@ sleep 0.05 | sh -c 'cat; exit 6' &
 { sleep 0.02; exit 4; } &
 true && sh -c 'exit 5' &
 wait
-sleep 3 >/dev/null 2>&1 &
+sleep 60 >/dev/null 2>&1 &
 `)
 	for words, want := range map[string]int{"sh -c 'sleep": 3, "sh -c 'cat": 6,
 		"sh -c 'exit 5": 5} {
@@ -105,7 +105,7 @@ sleep 3 >/dev/null 2>&1 &
 			t.Errorf("%s: %+v, want exit %d", r.Kind, r, w)
 		}
 	}
-	if r := res.one(t, "sleep 3"); !r.Flags.Unfinished || r.Flags.Exited {
+	if r := res.one(t, "sleep 60"); !r.Flags.Unfinished || r.Flags.Exited {
 		t.Errorf("what runs on: %+v", r)
 	}
 }

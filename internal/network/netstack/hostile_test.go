@@ -187,9 +187,7 @@ func TestPortScan(t *testing.T) {
 	if n := len(r.host.Dials()); n != 0 {
 		t.Fatalf("%d connections were tried", n)
 	}
-	if n := runtime.NumGoroutine() - goroutines; n > 5 {
-		t.Errorf("%d goroutines more", n)
-	}
+	eventually(t, func() bool { return runtime.NumGoroutine()-goroutines <= 5 })
 	r.log.mu.Lock()
 	told := len(r.log.refused)
 	r.log.mu.Unlock()
@@ -230,6 +228,7 @@ func TestHalfOpen(t *testing.T) {
 		return r.stack.opening.used.Load() == 0 &&
 			r.stack.connections.used.Load() == 0
 	})
+	r.stack.limits.handshake = 10 * time.Minute // none is in progress
 	dials := len(r.host.Dials())
 	for i := range 50 {
 		r.send(syn(uint16(20000+i), address(198, 51, 100, 1), 80))
@@ -237,7 +236,7 @@ func TestHalfOpen(t *testing.T) {
 	eventually(t, func() bool { return len(r.host.Dials()) == dials+50 })
 	start := time.Now()
 	_ = r.stack.Close()
-	if d := time.Since(start); d > 8*time.Second { // less than the handshakes may take
+	if d := time.Since(start); d > 2*time.Minute { // less than the handshakes may take
 		t.Errorf("Close took %s", d)
 	}
 }
@@ -268,9 +267,7 @@ func TestTooManyConnections(t *testing.T) {
 		t.Errorf("%d refusals were told", n)
 	}
 	w.log.mu.Unlock()
-	if n := runtime.NumGoroutine() - goroutines; n > 10 {
-		t.Errorf("%d goroutines more", n)
-	}
+	eventually(t, func() bool { return runtime.NumGoroutine()-goroutines <= 10 })
 	if after := heap(); after > before+16<<20 {
 		t.Errorf("the heap grew by %d MB", (after-before)>>20)
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -25,15 +26,27 @@ import (
 	"pgregory.net/rapid"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/leaktest"
 	"turnstone.dev/turnstone/internal/network"
 	"turnstone.dev/turnstone/internal/network/networktest"
 )
+
+// endless returns limits of time that no test reaches, so that a Close that waits for one of them is
+// told from a busy machine.
+func endless() limits {
+	l := defaultLimits()
+	for _, d := range []*time.Duration{&l.dial, &l.handshake, &l.hello, &l.flowIdle,
+		&l.linger, &l.lookupTime} {
+		*d = 10 * time.Minute
+	}
+	return l
+}
 
 // TestCloseLeavesNothing checks that Close leaves nothing behind, whatever is in progress.
 func TestCloseLeavesNothing(t *testing.T) {
 	ignore := goleak.IgnoreCurrent()
 	t.Run("busy", func(t *testing.T) {
-		w := newWorld(t, Options{})
+		w := newWorld(t, Options{}, func(l *limits) { *l = endless() })
 		w.host.Listen("198.51.100.1:80", func(c net.Conn) {
 			defer c.Close()
 			for {
@@ -68,7 +81,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 		if err := errors.Join(w.stack.Close(), w.stack.Close()); err != nil {
 			t.Fatal(err)
 		}
-		if d := time.Since(start); d > 8*time.Second {
+		if d := time.Since(start); d > 2*time.Minute { // what is in progress may take ten
 			t.Errorf("Close took %s", d)
 		}
 		if err := <-w.serve; err != nil {
@@ -84,7 +97,9 @@ func TestCloseLeavesNothing(t *testing.T) {
 			t.Errorf("Serve: %v", err)
 		}
 	})
-	goleak.VerifyNone(t, ignore)
+	if err := leaktest.Find(ignore); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestNewValidates(t *testing.T) {
@@ -112,7 +127,9 @@ func TestNeverServed(t *testing.T) {
 		cancel()
 		_ = s.Close()
 	}
-	goleak.VerifyNone(t, ignore)
+	if err := leaktest.Find(ignore); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestServeEnds(t *testing.T) {
@@ -375,7 +392,7 @@ func TestStackWithin(t *testing.T) {
 		port := rapid.SampledFrom(networktest.EdgePorts).Draw(rt, "port")
 		says := rapid.SampledFrom([]string{"corp.example", "db.corp.example", "web.example",
 			""}).Draw(rt, "greeting")
-		reach := func(p network.Policy, wait time.Duration) (all []string) {
+		reach := func(p network.Policy, wait time.Duration, names []string) (all []string) {
 			w := newWorld(t, Options{Policy: p}, func(l *limits) { l.hello = wait })
 			defer w.stack.Close()
 			hello := []byte("anything\n")
@@ -392,7 +409,7 @@ func TestStackWithin(t *testing.T) {
 					}
 				})
 			}
-			for name := range answers {
+			for _, name := range names {
 				for _, a := range addresses(w.ask(name, dnsmessage.TypeA)) {
 					all = append(all, "answer "+name+" "+a)
 				}
@@ -406,7 +423,7 @@ func TestStackWithin(t *testing.T) {
 				if err != nil {
 					continue
 				}
-				_ = c.SetDeadline(time.Now().Add(5 * time.Second)) // some of the servers never answer
+				_ = c.SetDeadline(time.Now().Add(5*time.Second + 2*wait)) // some of the servers never answer
 				_, _ = c.Write(hello)
 				// The proxy may keep the connection open after an answer, so the end is not awaited.
 				var b []byte
@@ -427,12 +444,20 @@ func TestStackWithin(t *testing.T) {
 			}
 			return all
 		}
-		const short = 50 * time.Millisecond
-		alone, patient := reach(host, short), false
-		for _, what := range reach(both, short) {
+		const short, long = 50 * time.Millisecond, 10 * time.Second
+		names := slices.Collect(maps.Keys(answers))
+		alone, patient := reach(host, short, names), false
+		within := reach(both, short, names)
+		for _, what := range within {
 			if !slices.Contains(alone, what) && !patient {
-				// A busy machine may be too slow for the short wait, by which alone only has less.
-				alone, patient = reach(host, 3*time.Second), true
+				// A busy machine may be too slow for the short wait, by which alone only has less. And a
+				// name that the document refuses has no address, so what is denied to the name alone is
+				// not denied there: the guest may as well not ask for it.
+				answered := slices.DeleteFunc(slices.Clone(names), func(name string) bool {
+					return !slices.Contains(within, "answer "+name+" "+answers[name])
+				})
+				alone = append(reach(host, long, names), reach(host, long, answered)...)
+				patient = true
 			}
 			if !slices.Contains(alone, what) {
 				rt.Fatalf("%s, which the host alone does not let: %q", what, alone)

@@ -18,9 +18,10 @@ import (
 	"pgregory.net/rapid"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/leaktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(leaktest.Patient(m)) }
 
 func open(t testing.TB, dir string, o Options) *Log {
 	t.Helper()

@@ -23,6 +23,7 @@ import (
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/channel/attest"
+	"turnstone.dev/turnstone/internal/leaktest"
 	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/remote"
 	"turnstone.dev/turnstone/internal/server/node"
@@ -33,7 +34,7 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(leaktest.Patient(m)) }
 
 func signer(t testing.TB, seed byte) *key.Signer {
 	t.Helper()

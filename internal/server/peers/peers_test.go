@@ -19,13 +19,14 @@ import (
 	"go.uber.org/goleak"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/leaktest"
 	"turnstone.dev/turnstone/internal/server/config"
 	"turnstone.dev/turnstone/internal/server/local"
 	"turnstone.dev/turnstone/internal/server/peers"
 	"turnstone.dev/turnstone/internal/server/peers/peerstest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(leaktest.Patient(m)) }
 
 func check(t *testing.T, err error) {
 	t.Helper()

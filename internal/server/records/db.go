@@ -36,6 +36,9 @@ type Options struct {
 	Passwords string
 	// Schema is where PostgreSQL has the tables: "controller".
 	Schema string
+	// Silent is how long the process of a transaction may be silent before PostgreSQL ends it: 3
+	// seconds, because a new leader may wait for it.
+	Silent time.Duration
 }
 
 // A Watch is told of writes. It is safe for concurrent use.
@@ -53,6 +56,9 @@ func (o *Options) setDefaults() {
 	}
 	if o.Schema == "" {
 		o.Schema = defaultSchema
+	}
+	if o.Silent == 0 {
+		o.Silent = 3 * time.Second
 	}
 	if o.Now == nil {
 		o.Now = time.Now

@@ -11,9 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/leaktest"
 	"turnstone.dev/turnstone/internal/pg/pgtest"
 	"turnstone.dev/turnstone/internal/server/records"
 	"turnstone.dev/turnstone/internal/server/records/recordstest"
@@ -21,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) {
 	code := pgtest.Main(m)
-	if err := goleak.Find(); code == 0 && err != nil {
+	if err := leaktest.Find(); code == 0 && err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}

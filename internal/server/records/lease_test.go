@@ -135,7 +135,8 @@ func TestTakeWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	db := openPostgres(t, recordstest.NewClock(), records.Options{Schema: schema, Fence: term.Fence})
+	db := openPostgres(t, recordstest.NewClock(), records.Options{Schema: schema, Fence: term.Fence,
+		Silent: 3 * time.Second})
 	t.Cleanup(func() { _ = db.Close() })
 	began, stopped := make(chan struct{}), make(chan struct{})
 	written := make(chan error, 1)
@@ -192,7 +193,7 @@ func TestSchemas(t *testing.T) {
 		if err != nil || !taken {
 			t.Errorf("the first term %+v: %v", term, err)
 		}
-		db, err := records.Open(t.Context(), at, records.Options{Fence: term.Fence})
+		db, err := records.Open(t.Context(), at, records.Options{Fence: term.Fence, Silent: time.Hour})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -211,7 +212,7 @@ func TestSchemas(t *testing.T) {
 // again.
 func TestPostgresAway(t *testing.T) {
 	s := pgtest.New(t)
-	db, err := records.Open(t.Context(), s.URL, records.Options{})
+	db, err := records.Open(t.Context(), s.URL, records.Options{Silent: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"io/fs"
 	"net/url"
+	"strconv"
 	"strings"
 
 	"turnstone.dev/turnstone"
@@ -17,10 +18,6 @@ const (
 	part          = "records"
 )
 
-// silentTime is how long the process of a transaction may be silent before the server ends it: a new
-// leader may wait for it.
-const silentTime = "3s"
-
 // IsURL reports whether a database is one of PostgreSQL, and not a file.
 func IsURL(database string) bool {
 	return strings.HasPrefix(database, "postgres://") || strings.HasPrefix(database, "postgresql://")
@@ -31,7 +28,8 @@ type postgres struct {
 	pool   *sql.DB
 	url    string // for errors
 	schema string
-	fence  int64 // 0: none
+	fence  int64  // 0: none
+	silent string // how long the process of a transaction may be silent, in milliseconds
 }
 
 // openPostgres opens the database at a URL. Transactions of a fence that is not the newest one fail.
@@ -41,7 +39,8 @@ func openPostgres(ctx context.Context, o Options, at string) (*postgres, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &postgres{pool: p, url: pg.Name(at), schema: o.Schema, fence: o.Fence}, nil
+	return &postgres{pool: p, url: pg.Name(at), schema: o.Schema, fence: o.Fence,
+		silent: strconv.FormatInt(o.Silent.Milliseconds(), 10)}, nil
 }
 
 // connect opens a pool, and brings the schema to its newest version.
@@ -114,10 +113,10 @@ func (p *postgres) begin(ctx context.Context, soft bool) (*sql.Tx, error) {
 	}
 	var fence int64
 	err = tx.QueryRowContext(ctx, `SELECT fence,
-		set_config('idle_in_transaction_session_timeout', '`+silentTime+`', true),
+		set_config('idle_in_transaction_session_timeout', $2, true),
 		set_config('synchronous_commit', $1, true),
 		CAST(pg_advisory_xact_lock(hashtextextended('turnstone records ' || current_schema(), 0)) AS text)
-		FROM leader WHERE name = 'controller' FOR KEY SHARE`, commit).
+		FROM leader WHERE name = 'controller' FOR KEY SHARE`, commit, p.silent).
 		Scan(&fence, new(string), new(string), new(string))
 	if err == nil && p.fence != 0 && fence != p.fence {
 		err = turnstone.Errorf("records.write", turnstone.KindUnavailable, p.url,

@@ -3,6 +3,7 @@ package records_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	"turnstone.dev/turnstone/internal/pg/pgtest"
 	"turnstone.dev/turnstone/internal/server/records"
@@ -17,6 +18,9 @@ func openPostgres(t testing.TB, c *recordstest.Clock, o records.Options) *record
 		o.Schema = s.Schema(t.Name())
 	}
 	o.Now, o.Elapsed = c.Now, c.Elapsed
+	if o.Silent == 0 {
+		o.Silent = time.Hour // a test may wait for a processor
+	}
 	db, err := records.Open(context.Background(), s.URL, o)
 	if err != nil {
 		t.Fatal(err)

@@ -20,9 +20,10 @@ import (
 	"go.uber.org/goleak"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/leaktest"
 )
 
-func TestMain(m *testing.M) { runChild(); goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { runChild(); goleak.VerifyTestMain(leaktest.Patient(m)) }
 
 // transports make connected pairs: the relay's end and the peer's.
 var transports = map[string]func(testing.TB) (relay, peer net.Conn){

@@ -156,11 +156,24 @@ func TestRunsOut(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// it ends within two seconds
+	open := func() *File {
+		t.Helper()
+		c, err := Open(path, "n1", signer(t, 1).Public, slog.New(slog.NewTextHandler(&log, nil)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	// it ends within two seconds; on a machine that took longer to open it another one does
 	write(time.Now().Add(2*time.Second - time.Hour))
-	c, err := Open(path, "n1", signer(t, 1).Public, slog.New(slog.NewTextHandler(&log, nil)))
-	if err != nil || log.Len() > 0 {
-		t.Fatal(err, &log)
+	c := open()
+	for !time.Now().Before(c.valid.Expires) {
+		log.Reset()
+		write(time.Now().Add(2*time.Second - time.Hour))
+		c = open()
+	}
+	if log.Len() > 0 {
+		t.Fatal(&log)
 	}
 	look := func() {
 		c.looked = time.Time{}

@@ -1,1 +1,1 @@
-sleep 0.1 & disown; jobs; echo ok
+sleep 1 >/dev/null 2>&1 & disown; jobs; echo ok

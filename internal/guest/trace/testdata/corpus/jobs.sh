@@ -1,1 +1,1 @@
-sleep 0.2 & jobs; jobs -p | wc -l; kill %1; wait %1; echo $?
+sleep 60 & jobs; jobs -p | wc -l; kill %1; wait %1; echo $?

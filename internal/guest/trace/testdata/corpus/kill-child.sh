@@ -1,1 +1,1 @@
-sleep 5 & kill -9 $!; wait $!; echo $?
+sleep 60 & kill -9 $!; wait $!; echo $?

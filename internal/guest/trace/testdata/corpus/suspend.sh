@@ -1,1 +1,1 @@
-sleep 0.2 & kill -STOP $!; kill -CONT $!; wait $!; echo $?
+sleep 1 & kill -STOP $!; kill -CONT $!; wait $!; echo $?

@@ -87,69 +87,73 @@ func TestNoStorm(t *testing.T) {
 
 // TestRetryAfter: requests wait as long as the server says, and no longer than their context.
 func TestRetryAfter(t *testing.T) {
-	throttled := true
-	p := pace.New(tripper(func(*http.Request) (*http.Response, error) {
-		if throttled {
-			throttled = false
-			return answer(http.StatusTooManyRequests, "Retry-After", "1"), nil
+	synctest.Test(t, func(t *testing.T) {
+		throttled := true
+		p := pace.New(tripper(func(*http.Request) (*http.Response, error) {
+			if throttled {
+				throttled = false
+				return answer(http.StatusTooManyRequests, "Retry-After", "1"), nil
+			}
+			return answer(http.StatusOK), nil
+		}), pace.Options{Pause: time.Millisecond})
+		if status, err := ask(p, t.Context()); status != http.StatusTooManyRequests {
+			t.Fatal(status, err)
 		}
-		return answer(http.StatusOK), nil
-	}), pace.Options{Pause: time.Millisecond})
-	if status, err := ask(p, t.Context()); status != http.StatusTooManyRequests {
-		t.Fatal(status, err)
-	}
-	began := time.Now()
-	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(10*time.Millisecond, cancel)
-	if _, err := ask(p, ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("a canceled request: %v", err)
-	}
-	if status, err := ask(p, t.Context()); status != http.StatusOK {
-		t.Error(status, err)
-	}
-	if waited := time.Since(began); waited < 900*time.Millisecond {
-		t.Errorf("the server asked for a second, and got %s", waited)
-	}
+		began := time.Now()
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(10*time.Millisecond, cancel)
+		if _, err := ask(p, ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("a canceled request: %v", err)
+		}
+		if status, err := ask(p, t.Context()); status != http.StatusOK {
+			t.Error(status, err)
+		}
+		if waited := time.Since(began); waited < 900*time.Millisecond {
+			t.Errorf("the server asked for a second, and got %s", waited)
+		}
+	})
 }
 
 // TestPatience: operations share the time for which requests are repeated; a success begins it anew.
 func TestPatience(t *testing.T) {
-	gone, away := errors.New("gone"), true
-	p := pace.New(tripper(func(*http.Request) (*http.Response, error) {
-		if away {
-			return nil, gone
-		}
-		return answer(http.StatusOK), nil
-	}), pace.Options{Patience: 50 * time.Millisecond})
-	operation := func() (requests int, err error) {
-		ctx, end := pace.Begin(t.Context())
-		defer end()
-		for ctx.Err() == nil {
-			if status, err := ask(p, ctx); status == http.StatusOK || !errors.Is(err, gone) {
-				return requests, err
+	synctest.Test(t, func(t *testing.T) {
+		gone, away := errors.New("gone"), true
+		p := pace.New(tripper(func(*http.Request) (*http.Response, error) {
+			if away {
+				return nil, gone
 			}
-			requests++
-			time.Sleep(time.Millisecond)
+			return answer(http.StatusOK), nil
+		}), pace.Options{Patience: 50 * time.Millisecond})
+		operation := func() (requests int, err error) {
+			ctx, end := pace.Begin(t.Context())
+			defer end()
+			for ctx.Err() == nil {
+				if status, err := ask(p, ctx); status == http.StatusOK || !errors.Is(err, gone) {
+					return requests, err
+				}
+				requests++
+				time.Sleep(time.Millisecond)
+			}
+			return requests, pace.Away(ctx)
 		}
-		return requests, pace.Away(ctx)
-	}
-	for i := range 3 {
-		n, err := operation()
-		if e := (*pace.AwayError)(nil); !errors.As(err, &e) || !errors.Is(err, gone) {
-			t.Fatalf("operation %d: %v", i, err)
+		for i := range 3 {
+			n, err := operation()
+			if e := (*pace.AwayError)(nil); !errors.As(err, &e) || !errors.Is(err, gone) {
+				t.Fatalf("operation %d: %v", i, err)
+			}
+			if i > 0 && n != 1 {
+				t.Errorf("operation %d sent %d requests after the patience was over", i, n)
+			}
 		}
-		if i > 0 && n != 1 {
-			t.Errorf("operation %d sent %d requests after the patience was over", i, n)
+		away = false
+		if _, err := operation(); err != nil {
+			t.Error(err)
 		}
-	}
-	away = false
-	if _, err := operation(); err != nil {
-		t.Error(err)
-	}
-	away = true
-	if n, err := operation(); n < 2 || err == nil {
-		t.Errorf("after a success: %d requests, %v", n, err)
-	}
+		away = true
+		if n, err := operation(); n < 2 || err == nil {
+			t.Errorf("after a success: %d requests, %v", n, err)
+		}
+	})
 }
 
 // blocked is a body that has no byte until its request ends.
