@@ -114,6 +114,10 @@ func (Manager) Start(ctx context.Context, p *bootapi.BootstrapParams) (_ *bootap
 	cmd.Env = append(os.Environ(), optionsVar+"="+options)
 	cmd.ExtraFiles = []*os.File{file}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if forTask() {
+		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
+		cmd.Env = append(cmd.Env, networkVar+"=own")
+	}
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
@@ -124,6 +128,16 @@ func (Manager) Start(ctx context.Context, p *bootapi.BootstrapParams) (_ *bootap
 	}
 	return &bootapi.BootstrapResult{Version: 3, Protocol: "ttrpc", Address: address}, nil
 }
+
+// forTask reports whether the shim is started for a container without a pod. The folder of its bundle,
+// in which it is started, is then below that of containerd's tasks, and not below that of sandboxes.
+func forTask() bool {
+	bundle, err := os.Getwd()
+	return err == nil && filepath.Base(filepath.Dir(filepath.Dir(bundle))) == taskPlugin
+}
+
+// taskPlugin is the name of containerd's plug-in that keeps tasks.
+const taskPlugin = string(plugins.RuntimePluginV2) + ".task"
 
 // Stop implements shim.Shim: it removes what a shim that has ended has left of a bundle. The
 // machine has ended with its shim.

@@ -120,6 +120,9 @@ func (p *process) watch(run running, f *files) {
 	}
 	<-p.told
 	p.finish(uint32(code), at, true)
+	if p.exec == "" && s.single() { // nothing else can run in its sandbox
+		s.end()
+	}
 }
 
 // finish notes the end of the process, and announces it afterwards: who learns of the end asks for
