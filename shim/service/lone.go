@@ -142,11 +142,11 @@ func (g *loneGroup) Update(ctx context.Context, l guest.Limits) error {
 	return made.Update(ctx, l)
 }
 
-// Stats implements group.
+// Stats implements group. A container that has not started uses nothing.
 func (g *loneGroup) Stats(ctx context.Context) (guest.Stats, error) {
 	made, err := g.get()
 	if err != nil {
-		return guest.Stats{}, err
+		return guest.Stats{}, nil
 	}
 	return made.Stats(ctx)
 }

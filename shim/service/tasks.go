@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"turnstone.dev/turnstone/shim/guest"
 	"turnstone.dev/turnstone/shim/spec"
@@ -254,10 +255,15 @@ func (t *tasks) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (
 	if err != nil {
 		return nil, fail(err)
 	}
-	if !p.retire() {
+	code := uint32(0) // of an exec that has not run, as with runc
+	if p.exec == "" {
+		code = killed
+	}
+	if !p.retire(code) {
 		return nil, fail(fmt.Errorf("%s runs: %w", r.GetID(), errdefs.ErrFailedPrecondition))
 	}
-	_, code, at := p.state()
+	var at *timestamppb.Timestamp
+	_, code, at = p.state()
 	if p.exec != "" && !c.remove(p) || p.exec == "" && !t.s.leave(c) { // another call was faster
 		return nil, fail(fmt.Errorf("%.140s: %w", r.GetID(), errdefs.ErrNotFound))
 	}
