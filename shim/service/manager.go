@@ -158,14 +158,19 @@ func (Manager) Stop(_ context.Context, id string) (shim.StopStatus, error) {
 
 // removeSocket removes the socket of the shim of a bundle, if nobody serves it any more.
 func removeSocket(bundle string) {
-	text, err := os.ReadFile(filepath.Join(bundle, "bootstrap.json"))
-	if err != nil {
-		return
+	if address := socketOf(bundle); address != "" && !shim.CanConnect(address) {
+		_ = shim.RemoveSocket(address)
 	}
+}
+
+// socketOf returns the address of the shim of a bundle, if containerd has noted it.
+func socketOf(bundle string) string {
 	var to struct{ Address string }
-	if json.Unmarshal(text, &to) == nil && to.Address != "" && !shim.CanConnect(to.Address) {
-		_ = shim.RemoveSocket(to.Address)
+	text, err := os.ReadFile(filepath.Join(bundle, "bootstrap.json"))
+	if err != nil || json.Unmarshal(text, &to) != nil {
+		return ""
 	}
+	return to.Address
 }
 
 // Info implements shim.Shim.

@@ -14,6 +14,7 @@ import (
 	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/runtime"
+	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -369,6 +370,11 @@ func (t *tasks) Shutdown(context.Context, *taskAPI.ShutdownRequest) (*emptypb.Em
 	over := (t.s.asked == nil || t.s.lone != "") && len(t.s.containers) == 0
 	t.s.mu.Unlock()
 	if over {
+		if bundle, err := os.Getwd(); err == nil { // whoever deleted the task looks for it at once
+			if address := socketOf(bundle); address != "" {
+				_ = shim.RemoveSocket(address)
+			}
+		}
 		time.AfterFunc(shutdownAfter, t.s.shutdown.Shutdown)
 	}
 	return &emptypb.Empty{}, nil
