@@ -3,7 +3,6 @@ package service
 import (
 	"context"
 	"fmt"
-	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -47,9 +46,14 @@ func (s *Service) adopt(id string, config []byte) (root string, err error) {
 	if err != nil {
 		return "", err
 	}
-	if l.Network == "" && s.settings.ownNetwork {
+	own, host := s.settings.hostNetwork != "", s.settings.hostNetwork
+	if !own {
+		host = identity(ownNetwork)
+	}
+	switch {
+	case l.Network == "" && own:
 		l.Network = ownNetwork
-	} else if sameFile(l.Network, initNetwork) || sameFile(l.Network, ownNetwork) {
+	case l.Network != "" && identity(l.Network) == host:
 		return "", &spec.Refusal{Field: "linux.namespaces", Why: "the host's namespace (network)"}
 	}
 	s.mu.Lock()
@@ -58,20 +62,17 @@ func (s *Service) adopt(id string, config []byte) (root string, err error) {
 	return l.Root, nil
 }
 
-// Network namespaces of the host, and of the shim, which is the container's own if the shim serves
-// one without a pod: plug-ins for networks find it by the number of the task's process.
-const (
-	initNetwork = "/proc/1/ns/net"
-	ownNetwork  = "/proc/self/ns/net"
-)
+// ownNetwork is the shim's network namespace, which is the container's own if the shim serves one
+// without a pod: plug-ins for networks find it by the number of the task's process.
+const ownNetwork = "/proc/self/ns/net"
 
-func sameFile(a, b string) bool {
-	x, err := os.Stat(a)
-	if err != nil {
-		return false
+// identity returns what tells the namespace at path from any other.
+func identity(path string) string {
+	var st syscall.Stat_t
+	if err := syscall.Stat(path, &st); err != nil {
+		return ""
 	}
-	y, err := os.Stat(b)
-	return err == nil && os.SameFile(x, y)
+	return fmt.Sprintf("%d:%d", st.Dev, st.Ino)
 }
 
 // A loneGroup is a container without a pod. Its sandbox starts and is filled when the container

@@ -116,7 +116,7 @@ func (Manager) Start(ctx context.Context, p *bootapi.BootstrapParams) (_ *bootap
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if forTask() {
 		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
-		cmd.Env = append(cmd.Env, networkVar+"=own")
+		cmd.Env = append(cmd.Env, networkVar+"="+identity(ownNetwork))
 	}
 	if err := cmd.Start(); err != nil {
 		return nil, err

@@ -33,8 +33,8 @@ type Settings struct {
 	// sandbox is ended.
 	KillLimit int `toml:"kill_limit"`
 
-	// ownNetwork: the shim is in a network namespace that is its container's.
-	ownNetwork bool
+	// hostNetwork is the identity of the host's network namespace, if the shim is in one of its own.
+	hostNetwork string
 
 	home     string
 	programs driver.Programs
@@ -50,7 +50,8 @@ const DefaultHome = "/var/lib/turnstone"
 // optionsVar is the variable by which the shim that starts passes on its handler's options, in TOML.
 const optionsVar = "TURN_SHIM_OPTIONS"
 
-// networkVar is the variable that tells a shim that it is in a network namespace of its own.
+// networkVar is the variable that tells a shim that it is in a network namespace of its own, and which
+// one is the host's.
 const networkVar = "TURN_SHIM_NETWORK"
 
 // Load reads the settings of the state directory, which those of the handler override. getenv is
@@ -59,7 +60,7 @@ const networkVar = "TURN_SHIM_NETWORK"
 func Load(getenv func(string) string) (Settings, error) {
 	s := Settings{Substrate: driver.GVisor, CPUs: 2, Memory: 2 << 30, Disk: 10 << 30,
 		MaxCPUs: turnstone.MaxCPUs, MaxMemory: turnstone.MaxMemory,
-		KillLimit: 60, home: getenv("TURN_HOME"), ownNetwork: getenv(networkVar) != ""}
+		KillLimit: 60, home: getenv("TURN_HOME"), hostNetwork: getenv(networkVar)}
 	if s.home == "" {
 		s.home = DefaultHome
 	}

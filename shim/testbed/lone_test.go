@@ -75,8 +75,10 @@ func testLone(t *testing.T, b *Bed) {
 	t.Run("killed shim", func(t *testing.T) { testLoneKilled(t, b) })
 	for want, args := range map[string][]string{
 		"linux.namespaces: the host's namespace (network)": {"--net-host"},
-		"process.capabilities":                             {"--privileged"},
-		"linux.devices":                                    {"--device", "/dev/fuse"},
+		"the host's namespace (network)": {"--with-ns",
+			fmt.Sprintf("network:/proc/%d/ns/net", b.cmd.Process.Pid)},
+		"process.capabilities": {"--privileged"},
+		"linux.devices":        {"--device", "/dev/fuse"},
 		"a writable folder of the host": {"--mount",
 			"type=bind,src=/srv,dst=/srv,options=rbind:rw"},
 	} {
