@@ -98,6 +98,10 @@ shim: build ## build bin/containerd-shim-turnstone-v2
 shim-integration: setup-tests shim ## run containerd's own tests of the CRI against the shim, as root
 	cd shim && CGO_ENABLED=0 TURN_TEST_INTEGRATION=1 $(GO) test -trimpath -v -timeout $(TIMEOUT) -count 1 -run '^TestIntegration$$' ./testbed
 
+.PHONY: shim-client
+shim-client: setup-tests shim ## run containerd's own tests of a runtime by its client against the shim, as root
+	cd shim && CGO_ENABLED=0 TURN_TEST_CLIENT=1 $(GO) test -trimpath -v -timeout $(TIMEOUT) -count 1 -run '^TestClient$$' ./testbed
+
 .PHONY: critest
 critest: setup-tests shim ## run the conformance tests of the CRI against the shim, as root
 	cd shim && CGO_ENABLED=0 TURN_TEST_CRITEST=1 $(GO) test -trimpath -v -timeout $(TIMEOUT) -count 1 -run '^TestCritest$$' ./testbed

@@ -22,6 +22,8 @@ import (
 type IO struct {
 	In       io.Reader // nil: none
 	Out, Err io.Writer
+	// Columns and Rows are the first size of the terminal; 0: 80 and 24.
+	Columns, Rows uint32
 	// Deadline bounds later writes to Out and Err: a reader that is gone must not hold the end of a
 	// process that has ended.
 	Deadline func(time.Time)
@@ -69,6 +71,9 @@ func (p *Pod) start(ctx context.Context, id, exec string, args []string, termina
 	params := wire.ProcessStartParams{ProcessID: proc.name, Argv: args, Cwd: "/"}
 	if terminal {
 		params.Terminal = &wire.ProcessTerminal{Columns: 80, Rows: 24}
+		if isSize(files.Columns, files.Rows) {
+			params.Terminal.Columns, params.Terminal.Rows = int64(files.Columns), int64(files.Rows)
+		}
 	}
 	started := make(chan error, 1)
 	go proc.run(alive, params, files, started)
@@ -298,9 +303,14 @@ func (p *Process) Kill(ctx context.Context, sig syscall.Signal) error {
 	return err
 }
 
+// isSize reports whether a terminal may have the size.
+func isSize(columns, rows uint32) bool {
+	return columns > 0 && rows > 0 && columns <= 0xffff && rows <= 0xffff
+}
+
 // Resize changes the size of the process's terminal.
 func (p *Process) Resize(ctx context.Context, columns, rows uint32) error {
-	if columns == 0 || rows == 0 || columns > 0xffff || rows > 0xffff {
+	if !isSize(columns, rows) {
 		return nil
 	}
 	_, err := bounded(ctx, func() (struct{}, error) {

@@ -147,11 +147,11 @@ func (c *container) remove(p *process) bool {
 
 // retireAll ends processes that were not started, for who waits for them.
 func (c *container) retireAll() {
-	c.first.retire()
+	c.first.retire(killed)
 	c.mu.Lock()
 	all := slices.Collect(maps.Values(c.execs))
 	c.mu.Unlock()
 	for _, p := range all {
-		p.retire()
+		p.retire(killed)
 	}
 }

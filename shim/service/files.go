@@ -4,9 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/containerd/errdefs"
 
 	"turnstone.dev/turnstone/shim/pod"
 )
@@ -21,9 +24,10 @@ type files struct {
 	once     sync.Once
 }
 
-// openFiles opens the pipes; an empty path is none. Those of outputs are open for reading too, so
-// that the process survives a containerd that restarts.
-func openFiles(stdin, stdout, stderr string) (_ *files, err error) {
+// openFiles opens the pipes; an empty path is none, and a terminal has no standard error, though some
+// clients name one. Those of outputs are open for reading too, so that the process survives a
+// containerd that restarts.
+func openFiles(stdin, stdout, stderr string, terminal bool) (_ *files, err error) {
 	f := new(files)
 	defer func() {
 		if err != nil {
@@ -41,6 +45,9 @@ func openFiles(stdin, stdout, stderr string) (_ *files, err error) {
 	if f.out, err = openOut(stdout); err != nil {
 		return nil, fmt.Errorf("standard output: %w", err)
 	}
+	if terminal {
+		return f, nil
+	}
 	if f.err, err = openOut(stderr); err != nil {
 		return nil, fmt.Errorf("standard error: %w", err)
 	}
@@ -48,10 +55,16 @@ func openFiles(stdin, stdout, stderr string) (_ *files, err error) {
 }
 
 func openOut(path string) (*os.File, error) {
-	if path == "" {
+	switch scheme, name, isURI := strings.Cut(path, "://"); {
+	case path == "":
 		return nil, nil
+	case !isURI:
+		return openPipe(path, os.O_RDWR)
+	case scheme == "file":
+		return os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	default:
+		return nil, fmt.Errorf("a logger of the kind %.40q: %w", scheme, errdefs.ErrNotImplemented)
 	}
-	return openPipe(path, os.O_RDWR)
 }
 
 func openPipe(path string, flags int) (*os.File, error) {

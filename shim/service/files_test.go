@@ -15,7 +15,7 @@ func TestInputEnds(t *testing.T) {
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	f, err := openFiles(pipe, "", "")
+	f, err := openFiles(pipe, "", "", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +36,7 @@ func TestInputEnds(t *testing.T) {
 	if text, err := io.ReadAll(f.in); err != nil || string(text) != "first, second" {
 		t.Errorf("%q, %v", text, err)
 	}
-	if _, err := openFiles("", t.TempDir(), ""); err == nil {
+	if _, err := openFiles("", t.TempDir(), "", false); err == nil {
 		t.Error("a folder is an output")
 	}
 }

@@ -114,6 +114,10 @@ func (Manager) Start(ctx context.Context, p *bootapi.BootstrapParams) (_ *bootap
 	cmd.Env = append(os.Environ(), optionsVar+"="+options)
 	cmd.ExtraFiles = []*os.File{file}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if forTask() {
+		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNET
+		cmd.Env = append(cmd.Env, networkVar+"="+identity(ownNetwork))
+	}
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
@@ -124,6 +128,16 @@ func (Manager) Start(ctx context.Context, p *bootapi.BootstrapParams) (_ *bootap
 	}
 	return &bootapi.BootstrapResult{Version: 3, Protocol: "ttrpc", Address: address}, nil
 }
+
+// forTask reports whether the shim is started for a container without a pod. The folder of its bundle,
+// in which it is started, is then below that of containerd's tasks, and not below that of sandboxes.
+func forTask() bool {
+	bundle, err := os.Getwd()
+	return err == nil && filepath.Base(filepath.Dir(filepath.Dir(bundle))) == taskPlugin
+}
+
+// taskPlugin is the name of containerd's plug-in that keeps tasks.
+const taskPlugin = string(plugins.RuntimePluginV2) + ".task"
 
 // Stop implements shim.Shim: it removes what a shim that has ended has left of a bundle. The
 // machine has ended with its shim.
@@ -144,14 +158,19 @@ func (Manager) Stop(_ context.Context, id string) (shim.StopStatus, error) {
 
 // removeSocket removes the socket of the shim of a bundle, if nobody serves it any more.
 func removeSocket(bundle string) {
-	text, err := os.ReadFile(filepath.Join(bundle, "bootstrap.json"))
-	if err != nil {
-		return
+	if address := socketOf(bundle); address != "" && !shim.CanConnect(address) {
+		_ = shim.RemoveSocket(address)
 	}
+}
+
+// socketOf returns the address of the shim of a bundle, if containerd has noted it.
+func socketOf(bundle string) string {
 	var to struct{ Address string }
-	if json.Unmarshal(text, &to) == nil && to.Address != "" && !shim.CanConnect(to.Address) {
-		_ = shim.RemoveSocket(to.Address)
+	text, err := os.ReadFile(filepath.Join(bundle, "bootstrap.json"))
+	if err != nil || json.Unmarshal(text, &to) != nil {
+		return ""
 	}
+	return to.Address
 }
 
 // Info implements shim.Shim.

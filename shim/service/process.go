@@ -61,7 +61,7 @@ func (p *process) start(ctx context.Context) error {
 	p.mu.Unlock()
 	defer close(p.begun)
 	defer p.cancel()
-	f, err := openFiles(p.stdin, p.stdout, p.stderr)
+	f, err := openFiles(p.stdin, p.stdout, p.stderr, p.terminal)
 	if first := p.of.first; err == nil && p.exec != "" && !first.runs() {
 		f.close()
 		err = fmt.Errorf("container %s does not run: %w", p.of.id, errdefs.ErrFailedPrecondition)
@@ -72,19 +72,22 @@ func (p *process) start(ctx context.Context) error {
 		if p.noInput {
 			f.endIn()
 		}
+		first := p.size
 		p.mu.Unlock()
 		var run running
+		streams := f.io()
+		streams.Columns, streams.Rows = first.columns, first.rows
 		if p.exec == "" {
-			run, err = p.of.pod.Start(ctx, f.io())
+			run, err = p.of.pod.Start(ctx, streams)
 		} else {
-			run, err = p.of.pod.Exec(ctx, p.exec, p.spec, f.io())
+			run, err = p.of.pod.Exec(ctx, p.exec, p.spec, streams)
 		}
 		if err == nil {
 			p.mu.Lock()
 			p.running = run
 			asked := p.size
 			p.mu.Unlock()
-			if asked.columns > 0 {
+			if asked != first {
 				go func() { _ = run.Resize(context.WithoutCancel(ctx), asked.columns, asked.rows) }()
 			}
 			go p.watch(run, f)
@@ -120,6 +123,9 @@ func (p *process) watch(run running, f *files) {
 	}
 	<-p.told
 	p.finish(uint32(code), at, true)
+	if p.exec == "" && s.single() { // nothing else can run in its sandbox
+		s.end()
+	}
 }
 
 // finish notes the end of the process, and announces it afterwards: who learns of the end asks for
@@ -171,13 +177,17 @@ func (p *process) runs() bool {
 	}
 }
 
-// retire ends a process that was not started, and reports whether it may be forgotten.
-func (p *process) retire() bool {
+// killed is the exit code of a process that SIGKILL has ended.
+const killed = 128 + uint32(syscall.SIGKILL)
+
+// retire ends a process that was not started with an exit code, and reports whether it may be
+// forgotten.
+func (p *process) retire(code uint32) bool {
 	p.mu.Lock()
 	if !p.started {
 		p.started = true
 		p.mu.Unlock()
-		p.finish(128+uint32(syscall.SIGKILL), time.Now(), false)
+		p.finish(code, time.Now(), false)
 		return true
 	}
 	p.mu.Unlock()

@@ -42,6 +42,7 @@ type Service struct {
 
 	mu         sync.Mutex
 	id         string
+	lone       string // the name of the only container, if there is no pod
 	asked      *spec.Pod
 	netns      string
 	starting   *starting // nil: no start is under way
@@ -94,7 +95,7 @@ const expireAfter = 5 * time.Minute
 func (s *Service) expire() {
 	time.AfterFunc(expireAfter, func() {
 		s.mu.Lock()
-		unused := s.asked == nil
+		unused := s.asked == nil && len(s.containers) == 0
 		s.mu.Unlock()
 		if unused {
 			s.end() // one that is created meanwhile cannot start
@@ -165,7 +166,7 @@ func (x *sandboxes) CreateSandbox(_ context.Context, r *sandboxAPI.CreateSandbox
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.asked != nil {
+	if s.asked != nil || s.lone != "" {
 		return nil, fail(fmt.Errorf("sandbox %s: %w", r.GetSandboxID(), errdefs.ErrAlreadyExists))
 	}
 	if s.ended {
@@ -179,6 +180,10 @@ func (x *sandboxes) CreateSandbox(_ context.Context, r *sandboxAPI.CreateSandbox
 // StartSandbox implements the sandbox API.
 func (x *sandboxes) StartSandbox(ctx context.Context, r *sandboxAPI.StartSandboxRequest) (
 	*sandboxAPI.StartSandboxResponse, error) {
+	if x.s.single() {
+		return nil, fail(fmt.Errorf("the sandbox is a container's: %w",
+			errdefs.ErrFailedPrecondition))
+	}
 	created, err := x.s.start(ctx)
 	if err != nil {
 		return nil, fail(fmt.Errorf("sandbox %.140s: %w", r.GetSandboxID(), err))
@@ -290,6 +295,7 @@ func (s *Service) abandon(all []*container) {
 		c.cancel()
 		select {
 		case <-c.made:
+			c.endStart(t.C)
 			c.retireAll()
 		case <-t.C:
 			log.G(s.ctx).Errorf("the creation of container %s does not end", c.id)
@@ -403,7 +409,9 @@ func (s *Service) running() (machine, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.pod == nil || s.ended {
-		return nil, fmt.Errorf("the sandbox does not run: %w", errdefs.ErrFailedPrecondition)
+		return nil, errNotRunning
 	}
 	return s.pod, nil
 }
+
+var errNotRunning = fmt.Errorf("the sandbox does not run: %w", errdefs.ErrFailedPrecondition)

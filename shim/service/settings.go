@@ -33,6 +33,9 @@ type Settings struct {
 	// sandbox is ended.
 	KillLimit int `toml:"kill_limit"`
 
+	// hostNetwork is the identity of the host's network namespace, if the shim is in one of its own.
+	hostNetwork string
+
 	home     string
 	programs driver.Programs
 	kernel   kernel.Choice
@@ -47,13 +50,17 @@ const DefaultHome = "/var/lib/turnstone"
 // optionsVar is the variable by which the shim that starts passes on its handler's options, in TOML.
 const optionsVar = "TURN_SHIM_OPTIONS"
 
+// networkVar is the variable that tells a shim that it is in a network namespace of its own, and which
+// one is the host's.
+const networkVar = "TURN_SHIM_NETWORK"
+
 // Load reads the settings of the state directory, which those of the handler override. getenv is
 // asked for what containerd's environment has of them: TURN_HOME, TURN_SUBSTRATE, the guest kernel
 // and the programs.
 func Load(getenv func(string) string) (Settings, error) {
 	s := Settings{Substrate: driver.GVisor, CPUs: 2, Memory: 2 << 30, Disk: 10 << 30,
 		MaxCPUs: turnstone.MaxCPUs, MaxMemory: turnstone.MaxMemory,
-		KillLimit: 60, home: getenv("TURN_HOME")}
+		KillLimit: 60, home: getenv("TURN_HOME"), hostNetwork: getenv(networkVar)}
 	if s.home == "" {
 		s.home = DefaultHome
 	}

@@ -14,9 +14,11 @@ import (
 	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/runtime"
+	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"turnstone.dev/turnstone/shim/guest"
 	"turnstone.dev/turnstone/shim/spec"
@@ -40,36 +42,20 @@ func (t *tasks) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (
 	ctx, cancel := context.WithTimeout(ctx, createLimit)
 	defer cancel()
 	s := t.s
-	p, err := s.running()
-	if err != nil {
-		return nil, fail(err)
-	}
 	if r.GetCheckpoint() != "" {
 		return nil, fail(fmt.Errorf("a container of runtime class turnstone is not "+
 			"restored from a checkpoint: %w", errdefs.ErrNotImplemented))
+	}
+	p, err := s.place(r.GetID())
+	if err != nil {
+		return nil, fail(err)
 	}
 	c := s.newContainer(r, cancel)
 	if err := s.reserve(ctx, c); err != nil {
 		return nil, fail(err)
 	}
 	defer close(c.made)
-	text, err := os.ReadFile(filepath.Join(r.GetBundle(), "config.json"))
-	if err == nil {
-		c.spec, err = spec.Parse(text, s.owner(c.id))
-	}
-	if err == nil {
-		c.spec.Terminal, c.spec.Process.Terminal = r.GetTerminal(), r.GetTerminal()
-		err = withRoot(r, func(root string) error {
-			made, err := p.Create(ctx, c.id, root, c.spec)
-			if err == nil {
-				s.mu.Lock()
-				c.pod = made
-				s.mu.Unlock()
-			}
-			return err
-		})
-	}
-	if err != nil {
+	if err := s.make(ctx, p, c, r); err != nil {
 		s.forget(c)
 		return nil, fail(err)
 	}
@@ -80,16 +66,56 @@ func (t *tasks) Create(ctx context.Context, r *taskAPI.CreateTaskRequest) (
 	return &taskAPI.CreateTaskResponse{Pid: self()}, nil
 }
 
-// withRoot mounts the container's root file system on the host while f copies it.
-func withRoot(r *taskAPI.CreateTaskRequest, f func(root string) error) (err error) {
+// make makes the container that r asks for, in the pod's sandbox p. A container without a pod (p is
+// nil) is made when it starts, with its sandbox.
+func (s *Service) make(ctx context.Context, p machine, c *container,
+	r *taskAPI.CreateTaskRequest) error {
+	text, err := os.ReadFile(filepath.Join(r.GetBundle(), "config.json"))
+	if err != nil {
+		return err
+	}
 	root := filepath.Join(r.GetBundle(), "rootfs")
+	if p == nil {
+		own, err := s.adopt(c.id, text)
+		if err != nil {
+			return err
+		}
+		if own != "" && len(r.GetRootfs()) == 0 {
+			root = own
+		}
+	}
+	if c.spec, err = spec.Parse(text, s.owner(c.id)); err != nil {
+		return err
+	}
+	c.spec.Terminal, c.spec.Process.Terminal = r.GetTerminal(), r.GetTerminal()
+	fill := func(ctx context.Context, p machine) (made group, err error) {
+		err = withRoot(r, root, func() error {
+			made, err = p.Create(ctx, c.id, root, c.spec)
+			return err
+		})
+		return made, err
+	}
+	var made group = &loneGroup{s: s, c: c, fill: fill}
+	if p != nil {
+		if made, err = fill(ctx, p); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	c.pod = made
+	s.mu.Unlock()
+	return nil
+}
+
+// withRoot mounts the container's root file system at root on the host while f copies it.
+func withRoot(r *taskAPI.CreateTaskRequest, root string, f func() error) (err error) {
 	var mounts []mount.Mount
 	for _, m := range r.GetRootfs() {
 		mounts = append(mounts, mount.Mount{Type: m.Type, Source: m.Source, Target: m.Target,
 			Options: m.Options})
 	}
 	if len(mounts) == 0 {
-		return f(root)
+		return f()
 	}
 	if err := os.Mkdir(root, 0o711); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
@@ -100,18 +126,22 @@ func withRoot(r *taskAPI.CreateTaskRequest, f func(root string) error) (err erro
 	if err := mount.All(mounts, root); err != nil {
 		return fmt.Errorf("mounting the root file system: %w", err)
 	}
-	return f(root)
+	return f()
 }
 
 // Start implements the task API.
 func (t *tasks) Start(ctx context.Context, r *taskAPI.StartRequest) (
 	*taskAPI.StartResponse, error) {
-	ctx, cancel := context.WithTimeout(ctx, callLimit)
-	defer cancel()
 	c, p, err := t.s.find(r.GetID(), r.GetExecID())
 	if err != nil {
 		return nil, fail(err)
 	}
+	limit := callLimit
+	if p.exec == "" && t.s.single() { // its sandbox starts, and its image is copied
+		limit = createLimit
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
 	if err := p.start(ctx); err != nil {
 		return nil, fail(err)
 	}
@@ -226,10 +256,15 @@ func (t *tasks) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (
 	if err != nil {
 		return nil, fail(err)
 	}
-	if !p.retire() {
+	code := uint32(0) // of an exec that has not run, as with runc
+	if p.exec == "" {
+		code = killed
+	}
+	if !p.retire(code) {
 		return nil, fail(fmt.Errorf("%s runs: %w", r.GetID(), errdefs.ErrFailedPrecondition))
 	}
-	_, code, at := p.state()
+	var at *timestamppb.Timestamp
+	_, code, at = p.state()
 	if p.exec != "" && !c.remove(p) || p.exec == "" && !t.s.leave(c) { // another call was faster
 		return nil, fail(fmt.Errorf("%.140s: %w", r.GetID(), errdefs.ErrNotFound))
 	}
@@ -237,7 +272,13 @@ func (t *tasks) Delete(ctx context.Context, r *taskAPI.DeleteRequest) (
 		return &taskAPI.DeleteResponse{Pid: self(), ExitStatus: code, ExitedAt: at}, nil
 	}
 	c.retireAll()
-	if _, err := t.s.running(); err == nil {
+	if t.s.single() {
+		ctx, cancel := context.WithTimeout(ctx, t.s.killLimit())
+		defer cancel()
+		if err := t.s.stop(ctx); err != nil {
+			log.G(ctx).WithError(err).Warn("the container's sandbox has not ended yet")
+		}
+	} else if _, err := t.s.running(); err == nil {
 		ctx, cancel := context.WithTimeout(ctx, t.s.killLimit())
 		defer cancel()
 		if err := c.pod.Remove(ctx); err != nil {
@@ -323,12 +364,17 @@ func (t *tasks) Connect(_ context.Context, r *taskAPI.ConnectRequest) (
 	return &taskAPI.ConnectResponse{ShimPid: self(), TaskPid: self()}, nil
 }
 
-// Shutdown implements the task API. The shim ends with its sandbox, not with a container.
+// Shutdown implements the task API. The shim ends with its sandbox, not with a container of a pod.
 func (t *tasks) Shutdown(context.Context, *taskAPI.ShutdownRequest) (*emptypb.Empty, error) {
 	t.s.mu.Lock()
-	alone := t.s.asked == nil && len(t.s.containers) == 0
+	over := (t.s.asked == nil || t.s.lone != "") && len(t.s.containers) == 0
 	t.s.mu.Unlock()
-	if alone {
+	if over {
+		if bundle, err := os.Getwd(); err == nil { // whoever deleted the task looks for it at once
+			if address := socketOf(bundle); address != "" {
+				_ = shim.RemoveSocket(address)
+			}
+		}
 		time.AfterFunc(shutdownAfter, t.s.shutdown.Shutdown)
 	}
 	return &emptypb.Empty{}, nil

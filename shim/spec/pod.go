@@ -10,6 +10,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/shim/guest"
 )
 
 // A Pod is what a pod asks of its sandbox.
@@ -60,8 +61,8 @@ func ParsePod(options *anypb.Any, b Bounds) (*Pod, error) {
 		return nil, refuse("securityContext.privileged", "a privileged sandbox")
 	}
 	p.UID, p.Hostname = c.GetMetadata().GetUid(), c.GetHostname()
-	if len(p.Hostname) > 63 || strings.ContainsAny(p.Hostname, "\x00/ \n") {
-		return nil, refuse("hostname", "%.70q is no host name", p.Hostname)
+	if err := checkHostname(p.Hostname); err != nil {
+		return nil, err
 	}
 	p.DNS = c.GetDnsConfig()
 	p.Sysctl = c.GetLinux().GetSysctls()
@@ -69,25 +70,33 @@ func ParsePod(options *anypb.Any, b Bounds) (*Pod, error) {
 		return nil, err
 	}
 	p.CgroupParent = c.GetLinux().GetCgroupParent()
-	return p, p.shape(&c, b)
+	r := c.GetLinux().GetResources()
+	return p, p.shape(guest.Limits{CPUQuota: r.GetCpuQuota(), CPUPeriod: uint64(max(r.GetCpuPeriod(), 0)),
+		Memory: r.GetMemoryLimitInBytes()}, c.GetAnnotations(), b)
+}
+
+func checkHostname(name string) error {
+	if len(name) > 63 || strings.ContainsAny(name, "\x00/ \n") {
+		return refuse("hostname", "%.70q is no host name", name)
+	}
+	return nil
 }
 
 // overhead is the memory that the sandbox's agent and kernel take beside the containers.
 const overhead = 128 << 20
 
 // shape chooses the machine: as large as the containers' limits together, which the kubelet adds.
-func (p *Pod) shape(c *cri.PodSandboxConfig, b Bounds) error {
-	r := c.GetLinux().GetResources()
-	if quota, period := r.GetCpuQuota(), r.GetCpuPeriod(); quota > 0 && period > 0 {
-		p.Shape.CPUs = int(min(math.Ceil(float64(quota)/float64(period)), turnstone.MaxCPUs))
+func (p *Pod) shape(l guest.Limits, annotations map[string]string, b Bounds) error {
+	if l.CPUQuota > 0 && l.CPUPeriod > 0 {
+		p.Shape.CPUs = int(min(math.Ceil(float64(l.CPUQuota)/float64(l.CPUPeriod)), turnstone.MaxCPUs))
 	}
-	if limit := r.GetMemoryLimitInBytes(); limit > 0 {
-		if limit > int64(turnstone.MaxMemory)-overhead {
-			return refuse("resources.limits.memory", "%d bytes", limit)
+	if l.Memory > 0 {
+		if l.Memory > int64(turnstone.MaxMemory)-overhead {
+			return refuse("resources.limits.memory", "%d bytes", l.Memory)
 		}
-		p.Shape.Memory = max(turnstone.Bytes(limit)+overhead, turnstone.MinMemory)
+		p.Shape.Memory = max(turnstone.Bytes(l.Memory)+overhead, turnstone.MinMemory)
 	}
-	if text, ok := c.GetAnnotations()[DiskAnnotation]; ok {
+	if text, ok := annotations[DiskAnnotation]; ok {
 		disk, err := turnstone.ParseBytes(text)
 		if err != nil {
 			return refuse("annotation "+DiskAnnotation, "%.40q is no size", text)

@@ -15,6 +15,7 @@ import (
 // tools are the programs in the module tools, by package.
 var tools = []string{
 	"github.com/containerd/containerd/v2/cmd/containerd",
+	"github.com/containerd/containerd/v2/cmd/ctr",
 	"sigs.k8s.io/cri-tools/cmd/crictl",
 	"github.com/containernetworking/plugins/plugins/main/bridge",
 	"github.com/containernetworking/plugins/plugins/main/loopback",

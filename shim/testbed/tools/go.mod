@@ -1,4 +1,4 @@
-// What the shim's tests run: containerd, crictl, critest and the plug-ins of a pod's network, in a
+// What the shim's tests run: containerd, ctr, crictl, critest and the plug-ins of a pod's network, in a
 // module of its own so that what they need is no part of the project.
 module turnstone.dev/turnstone/shim/testbed/tools
 
@@ -6,6 +6,7 @@ go 1.26.6
 
 tool (
 	github.com/containerd/containerd/v2/cmd/containerd
+	github.com/containerd/containerd/v2/cmd/ctr
 	github.com/containernetworking/plugins/plugins/ipam/host-local
 	github.com/containernetworking/plugins/plugins/main/bridge
 	github.com/containernetworking/plugins/plugins/main/loopback
