@@ -20,7 +20,8 @@ func TestRecordsDump(t *testing.T) {
 	from, to, dir := pgtest.New(t, "fsync=off"), pgtest.New(t, "fsync=off"), t.TempDir()
 	begin := func(home string, s *pgtest.Server) *process {
 		p := start(t, home, []string{"TURN_SERVER_RECORDS_DATABASE=" + s.URL, "TURN_SERVER_RECORDS_LEASE=3s",
-			"TURN_SERVER_NODE_NAME=n1"}, "--role", config.Controller, "--role", config.Gateway,
+			"TURN_SERVER_PEERS_LISTEN=unix:" + filepath.Join(dir, "peers.sock")},
+			"--role", config.Controller, "--role", config.Gateway,
 			"--listen", "127.0.0.1:0")
 		p.await("this controller leads")
 		return p

@@ -146,8 +146,8 @@ func (s *Service) Describe() *v1.Node {
 		}
 	}
 	return &v1.Node{Warm: waiting, Draining: s.draining.Load(), AvailableMemory: s.available(),
-		DiskFull: s.o.Tenants.Full(),
-		Name:     s.o.Node.Name(), Key: s.o.Node.PublicKey().String(),
+		DiskFull: s.o.Tenants.Full(), StoreAway: s.o.Tenants.StoreAway(),
+		Name: s.o.Node.Name(), Key: s.o.Node.PublicKey().String(),
 		Version: s.o.Version, Started: timestamppb.New(s.started),
 		Capacity: clamp(s.o.Capacity), Used: clamp(used), Substrates: s.o.Substrates,
 		CpuShares: uint32(s.o.CPUShares), Certificate: s.o.Node.Certificate()}
