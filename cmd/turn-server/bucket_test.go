@@ -1,6 +1,8 @@
 package main
 
 import (
+	"encoding/base64"
+	"fmt"
 	"io"
 	"net/http"
 	"path/filepath"
@@ -39,7 +41,9 @@ func TestBucketAway(t *testing.T) {
 	node.await("node registered")
 	secret, url := token(t, front), "http://"+front.address()
 	turn := func() string {
-		_, text := call(t, http.DefaultClient, url, secret, "TurnService/StartTurn", "{}")
+		_, text := call(t, http.DefaultClient, url, secret, "TurnService/StartTurn", fmt.Sprintf(
+			`{"idempotency_key":"k","client":{"client_public_key":%[1]q,"nonce":%[1]q}}`,
+			base64.StdEncoding.EncodeToString(make([]byte, 32))))
 		return text
 	}
 	const refusal = "reaches the bucket"

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
@@ -23,7 +24,12 @@ func TestRecordsDump(t *testing.T) {
 			"TURN_SERVER_PEERS_LISTEN=unix:" + filepath.Join(dir, "peers.sock")},
 			"--role", config.Controller, "--role", config.Gateway,
 			"--listen", "127.0.0.1:0")
-		p.await("this controller leads")
+		waitFor(t, func() string {
+			if code, text := status(t, p, "/readyz"); code != http.StatusOK {
+				return fmt.Sprint(code, " ", text)
+			}
+			return ""
+		})
 		return p
 	}
 	p := begin(filepath.Join(dir, "home"), from)

@@ -2323,7 +2323,7 @@ const file_turnstone_v1_node_proto_rawDesc = "" +
 	"\x10available_memory\x18\f \x01(\x04R\x0favailableMemory\x12\x1b\n" +
 	"\tdisk_full\x18\r \x01(\bR\bdiskFull\x12'\n" +
 	"\n" +
-	"store_away\x18\x0e \x01(\tB\b\xbaH\x05r\x03\x18\xc8\x01R\tstoreAway\"\xb1\x01\n" +
+	"store_away\x18\x0e \x01(\tB\b\xbaH\x05r\x03(\xc8\x01R\tstoreAway\"\xb1\x01\n" +
 	"\bWarmKind\x12 \n" +
 	"\x06tenant\x18\x01 \x01(\tB\b\xbaH\x05r\x03(\x80\x01R\x06tenant\x12$\n" +
 	"\btemplate\x18\x02 \x01(\tB\b\xbaH\x05r\x03(\x80\x04R\btemplate\x12/\n" +

@@ -179,6 +179,9 @@ func clamp(m turnstone.Machine) *v1.Machine {
 		Memory: min(m.Memory, turnstone.MaxMemory), Disk: min(m.Disk, turnstone.MaxDisk)})
 }
 
+// Refresh tells those that follow the node what it says of itself now.
+func (s *Service) Refresh() { s.describe() }
+
 // describe puts the node itself on the board.
 func (s *Service) describe() {
 	s.board.set(name{kindNode, "", s.o.Node.Name()}, &v1.WatchNodeResponse{

@@ -261,6 +261,7 @@ func (m *Member) Register(ctx context.Context, c connectv1.ControllerServiceClie
 	case <-ctx.Done():
 		return
 	}
+	m.control.Refresh() // or a controller would follow what was true before
 	was, failures := errors.New("not yet"), 0
 	for {
 		call, cancel := context.WithTimeout(ctx, registerEvery)
