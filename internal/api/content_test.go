@@ -126,7 +126,7 @@ var noContent = map[string][]string{
 		"LocateChannelResponse.address", "LocateChannelResponse.node", "Node.name", "Node.substrates", "Node.version", "Sandbox.version", "Snapshot.version",
 		"WarmSandboxes.template", "PoolShare.template", "WarmKind.template", "RegisterNodeRequest.address", "Sandbox.node", "Sandbox.substrate", "Session.node", "Snapshot.substrate", "Turn.node",
 	},
-	"one of a few words of a node": {"Phase.name"},
+	"one of a few words of a node": {"Node.store_away", "Phase.name"},
 	"a list of states":             {"SandboxFilter.states", "TemplateFilter.states", "TurnFilter.states"},
 	"about a control call, whose fields are those of this table; what fails in a turn is said in " +
 		"the channel": {

@@ -37,14 +37,16 @@ type Options struct {
 	To string
 	// Keys is the folder for the private keys of Dir, which is like To; empty: they are not copied.
 	Keys string
-	// Shared is set if the sessions are in a PostgreSQL database. Make also finds that out by Dir. It then
-	// refuses, unless Dumped says that the database has been dumped: its part of the backup is older.
+	// Shared is set if the sessions are in a PostgreSQL database. Make also finds that out by Dir, and
+	// whether a controller's records are. It then refuses, unless Dumped says that these databases have
+	// been dumped: their part of the backup is older.
 	Shared, Dumped bool
 }
 
 // What is copied of a state directory.
 func files() []string {
-	return []string{"config.toml", "server.toml", "hosts.toml", "store-id", "domain", "trusted", "revoked"}
+	return []string{"config.toml", "server.toml", "hosts.toml", "store-id", "domain", "trusted", "revoked",
+		statedir.RecordsNote()}
 }
 
 func folders() []string {

@@ -12,8 +12,8 @@ import (
 )
 
 // needsDump returns an error of kind Invalid if sessions of the state directory root, or of its
-// tenants in dirs, are in a PostgreSQL database: a copy of files does not have them, and has to be
-// younger than the dump that has.
+// tenants in dirs, or the records of its controller are in a PostgreSQL database: a copy of files does
+// not have them, and has to be younger than the dump that has.
 func (o *Options) needsDump(dirs []string) error {
 	if o.Dumped {
 		return nil
@@ -26,12 +26,26 @@ func (o *Options) needsDump(dirs []string) error {
 		}
 		shared = shared || is
 	}
-	if !shared {
-		return nil
+	records, err := o.Dir.RecordsElsewhere()
+	if err != nil {
+		return failed(o.Dir.Root, err)
 	}
-	return turnstone.Errorf(op, turnstone.KindInvalid, o.Dir.Root,
-		"its sessions are in a PostgreSQL database, which is not copied").
-		WithHint("dump the database with pg_dump first, then add --dumped: docs/shared.md, Backup and restore")
+	refuse := func(what, page string) error {
+		return turnstone.Errorf(op, turnstone.KindInvalid, o.Dir.Root, "%s", what).
+			WithHint("dump each database with pg_dump first, then add --dumped: " + page)
+	}
+	switch {
+	case shared && records:
+		return refuse("its sessions and its controller's records are in PostgreSQL databases, which are not copied",
+			"docs/shared.md, Backup and restore")
+	case shared:
+		return refuse("its sessions are in a PostgreSQL database, which is not copied",
+			"docs/shared.md, Backup and restore")
+	case records:
+		return refuse("its controller's records are in a PostgreSQL database, which is not copied",
+			"docs/operations.md, Records in PostgreSQL")
+	}
+	return nil
 }
 
 // usesDatabase reports whether a database is the owner of a bucket that a state directory uses: see

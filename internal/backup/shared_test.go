@@ -39,6 +39,43 @@ func TestDumpFirst(t *testing.T) {
 	}
 }
 
+// TestDumpRecords: the same where a controller's records are in a database, until they are in a file again.
+// A restored directory says so, too.
+func TestDumpRecords(t *testing.T) {
+	dir := &statedir.Dir{Root: t.TempDir()}
+	check(t, dir.NoteRecords(false)) // of a new directory
+	check(t, dir.NoteRecords(true))
+	check(t, dir.NoteRecords(true)) // a restart
+	o := backup.Options{Dir: dir, To: filepath.Join(t.TempDir(), "b")}
+	refused := func(d *statedir.Dir, shared bool, want string) {
+		t.Helper()
+		_, err := backup.Make(t.Context(), backup.Options{Dir: d, To: o.To + "2", Shared: shared})
+		if turnstone.KindOf(err) != turnstone.KindInvalid || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(turnstone.HintOf(err), "pg_dump") {
+			t.Errorf("%v, hint %s", err, turnstone.HintOf(err))
+		}
+		if _, err := os.Stat(o.To + "2"); err == nil {
+			t.Error("the folder was made")
+		}
+	}
+	refused(dir, false, "controller's records are")
+	refused(dir, true, "sessions and its controller's records")
+	o.Dumped = true
+	r, err := backup.Make(t.Context(), o)
+	check(t, err)
+	if len(r.Left) > 0 {
+		t.Errorf("not copied: %v", r.Left)
+	}
+	refused(&statedir.Dir{Root: o.To}, false, "controller's records are")
+	check(t, dir.NoteRecords(false))
+	o.Dumped = false
+	_, err = backup.Make(t.Context(), o)
+	check(t, err)
+	if is, err := (&statedir.Dir{Root: o.To}).RecordsElsewhere(); is || err != nil {
+		t.Errorf("the note stays in the backup: %v %v", is, err)
+	}
+}
+
 // TestOwnBucket: a bucket of one state directory needs no dump.
 func TestOwnBucket(t *testing.T) {
 	dir := &statedir.Dir{Root: t.TempDir()}

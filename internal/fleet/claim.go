@@ -21,6 +21,7 @@ type Need struct {
 	// knows; Counts is what it counts as until the node reports it.
 	Machine      bool
 	Want, Counts Resources
+	Store        bool   // the bucket of sessions is used
 	Substrate    string // empty: any
 	Template     string // preferably built already; may be empty
 	Kind         Kind   // preferably one that waits; may be zero
@@ -36,6 +37,7 @@ const (
 	Placed       Verdict = "placed"
 	Absent       Verdict = "no node answers"
 	Unable       Verdict = "no node has the substrate"
+	NoStore      Verdict = "no node reaches the bucket of its sessions"
 	WrongVersion Verdict = "the kept machine is of another version"
 	TooLarge     Verdict = "no node is large enough"
 	Full         Verdict = "no node has room now"
@@ -167,9 +169,9 @@ func (f *Fleet) choose(now time.Duration, need Need) (*node, Verdict) {
 
 // A tally counts nodes by what they lack, and has the best one.
 type tally struct {
-	ups, able, same, large int
-	best                   *node
-	distance               float64
+	ups, able, stored, same, large int
+	best                           *node
+	distance                       float64
 }
 
 func (t *tally) verdict() Verdict {
@@ -180,6 +182,8 @@ func (t *tally) verdict() Verdict {
 		return Absent
 	case t.able == 0:
 		return Unable
+	case t.stored == 0:
+		return NoStore
 	case t.same == 0:
 		return WrongVersion
 	case t.large == 0:
@@ -198,6 +202,10 @@ func (f *Fleet) consider(now time.Duration, n *node, need Need, t *tally) {
 		return
 	}
 	t.able++
+	if need.Store && n.report.StoreAway {
+		return
+	}
+	t.stored++
 	if need.Version != "" && n.report.Version != need.Version {
 		return
 	}

@@ -80,6 +80,7 @@ type Report struct {
 	Free uint64
 	// DiskFull: the node measured that its disk has no room for new work.
 	DiskFull   bool
+	StoreAway  bool // the bucket of its sessions cannot be used
 	Substrates []string
 	Version    string // of its programs
 	Drains     bool

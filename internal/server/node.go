@@ -78,3 +78,11 @@ func (s *Server) toController(within ...connect.Interceptor) (connectv1.Controll
 
 // controllerURL stands for the controller: its transport knows where it is.
 const controllerURL = "http://controller"
+
+// noTurns returns why this process's node gets no turns; nil: it gets some, is not open yet, or is none.
+func (s *Server) noTurns() error {
+	if s.node == nil {
+		return nil
+	}
+	return s.node.StoreAway()
+}

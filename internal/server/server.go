@@ -86,7 +86,7 @@ func (s *Server) open(ctx context.Context) error {
 		return err
 	}
 	s.telemetry, err = telemetry.Open(ctx, telemetry.Options{Settings: s.c.Telemetry, Roles: s.c.Roles,
-		Node: s.c.Machine.Name, Ready: s.ready, Log: s.log})
+		Node: s.c.Machine.Name, Ready: s.ready, NoTurns: s.noTurns, Log: s.log})
 	if err != nil {
 		return err
 	}

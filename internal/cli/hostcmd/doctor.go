@@ -166,5 +166,10 @@ func nodeFinding(ctx context.Context, s *remote.Server, n *v1.Node) finding {
 			f.Detail, n.Version, turnstone.Version)
 		f.Fix = "use the same version on both sides"
 	}
+	if n.StoreAway != "" {
+		f.Status, f.Detail = "warn", fmt.Sprintf("%s; it takes no turns, because its bucket cannot be used: %.200q",
+			f.Detail, n.StoreAway)
+		f.Fix = "check node.store and the AWS_* variables of the node, whose log has the error"
+	}
 	return f
 }

@@ -24,8 +24,8 @@ tenants. Turns may run at the same time. A later backup to the same folder copie
 new, and removes what is no longer here. To restore, copy the folder to an empty state
 directory, and the folder of the keys, too. Sandboxes and paused machines are not copied.
 
-Sessions with TURN_DATABASE are in PostgreSQL, and stay there: dump the database first with
-pg_dump, then copy the rest with --dumped.`
+Sessions with TURN_DATABASE and records with records.database are in PostgreSQL, and stay
+there: dump the database first with pg_dump, then copy the rest with --dumped.`
 }
 
 // Examples returns command lines for the help.

@@ -87,6 +87,7 @@ func (w *world) outage(server turns.Server, from func(file, more string) string)
 	})
 	started := starts.Load()
 	w.cluster.EndAPIServer()
+	end := time.Now().Add(w.length())
 	w.must(w.cluster.Compact(ctx))
 	for range 2 {
 		w.claimWarm()
@@ -94,10 +95,18 @@ func (w *world) outage(server turns.Server, from func(file, more string) string)
 	w.until("the turn has ended", func() bool { return lines() == wrote+1 })
 	w.until("the operator has lost the lease", func() bool { return starts.Load() > started })
 	w.claimWarm()
+	claims := 3
+	for ; time.Now().Before(end); claims++ {
+		time.Sleep(min(10*time.Second, time.Until(end)))
+		w.claimWarm()
+	}
+	w.Logf("%d sandboxes were claimed meanwhile; the operator started %d times", claims, starts.Load()-started)
 	w.must(w.cluster.StartAPIServer(ctx))
+	back := time.Now()
 	if s := w.ends("through").Status; s.Phase != v1alpha1.PhasePassed {
 		w.Errorf("the turn that ended meanwhile: %+v", s)
 	}
+	w.Logf("the object of the turn that ended meanwhile was right %v after the start of the API server", time.Since(back))
 	w.becomes("endless", v1alpha1.PhaseRunning)
 	w.must(w.admin.Create(ctx, object(w.T, "Turn", "after", from("some", `,"session":"work"`))))
 	if s := w.ends("after").Status; s.Phase != v1alpha1.PhasePassed || lines() != wrote+2 {
@@ -115,6 +124,18 @@ func (w *world) outage(server turns.Server, from func(file, more string) string)
 		w.Errorf("after the turn that ran through it: %+v", s)
 	}
 	stop()
+}
+
+// length is the shortest length of the outage: that of TURN_TEST_OUTAGE, such as 10m, or else none, so that
+// it ends when the operator has lost its lease.
+func (w *world) length() time.Duration {
+	text := os.Getenv("TURN_TEST_OUTAGE")
+	if text == "" {
+		return 0
+	}
+	d, err := time.ParseDuration(text)
+	w.must(err)
+	return d
 }
 
 // claimWarm creates a sandbox through the gateway when one waits, runs a command there, and removes it.

@@ -41,6 +41,7 @@ func TestMachineTurns(t *testing.T) {
 	if err != nil || !strings.Contains(string(out), "--- PASS: TestInside") {
 		t.Fatalf("%v\n%s", err, out)
 	}
+	t.Logf("%s", out)
 }
 
 // turn runs the program turn as a client of the server.

@@ -138,7 +138,7 @@ func stable(n *v1.Node) *v1.Node {
 		return nil
 	}
 	s := proto.Clone(n).(*v1.Node)
-	s.Used, s.Warm, s.AvailableMemory, s.DiskFull = nil, nil, 0, false
+	s.Used, s.Warm, s.AvailableMemory, s.DiskFull, s.StoreAway = nil, nil, 0, false, ""
 	return s
 }
 

@@ -44,7 +44,7 @@ func (c sandboxService) CreateSandbox(ctx context.Context,
 	var answer *v1.CreateSandboxResponse
 	machine, room := c.nodes.planned(m.Machine, template), &placing.Room{}
 	want := placing.Need{Tenant: p.Tenant, Machine: orEmpty(m.Machine), Substrate: m.Substrate,
-		Template: template, Planned: machine}
+		Template: template, Planned: machine, Store: m.ContextId != ""}
 	if template != "" && m.ContextId == "" {
 		c.nodes.arrive(want)
 	}

@@ -3,6 +3,7 @@ package telemetry
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -17,6 +18,7 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/brief"
 	"turnstone.dev/turnstone/internal/server/config"
 )
 
@@ -99,14 +101,29 @@ func (t *Telemetry) Serve(ctx context.Context) error {
 	return nil
 }
 
-// health answers ok, or standby with the status of one.
+// health answers ok, or standby with the status of one. Below it is why a node gets no turns.
 func (t *Telemetry) health(w http.ResponseWriter, r *http.Request, standby int) {
-	if t.o.Ready != nil && t.o.Ready(r.Context()) != nil {
+	text := "ok\n"
+	why := t.noTurns()
+	switch {
+	case t.o.Ready != nil && t.o.Ready(r.Context()) != nil:
+		text = "standby\n"
 		w.WriteHeader(standby)
-		_, _ = w.Write([]byte("standby\n")) // the caller has gone
-		return
+	case why != nil && len(t.o.Roles) == 1:
+		text = ""
+		w.WriteHeader(standby)
 	}
-	_, _ = w.Write([]byte("ok\n"))
+	if why != nil { // other roles of the process work
+		text += "no turns: " + brief.Line(why.Error()) + "\n"
+	}
+	_, _ = io.WriteString(w, text) // the caller may have gone
+}
+
+func (t *Telemetry) noTurns() error {
+	if t.o.NoTurns == nil {
+		return nil
+	}
+	return t.o.NoTurns()
 }
 
 // addressed refuses requests whose host is a name, if the page is on loopback: a page of another

@@ -31,7 +31,9 @@ type Options struct {
 	Node     string // of this process, as config.Machine.Name
 	// Ready returns an error while the process waits as a standby; nil: it never does.
 	Ready func(context.Context) error
-	Log   *slog.Logger
+	// NoTurns returns why the node of this process gets no turns; nil: it gets some, or there is none.
+	NoTurns func() error
+	Log     *slog.Logger
 }
 
 // A Measurer has values that are asked for when somebody looks at them.

@@ -403,7 +403,10 @@ type Node struct {
 	AvailableMemory uint64 `protobuf:"varint,12,opt,name=available_memory,json=availableMemory,proto3" json:"available_memory,omitempty"`
 	// Whether the disk of the node's state has less free space than its configuration keeps free, as
 	// measured: the node gets no new work.
-	DiskFull      bool `protobuf:"varint,13,opt,name=disk_full,json=diskFull,proto3" json:"disk_full,omitempty"`
+	DiskFull bool `protobuf:"varint,13,opt,name=disk_full,json=diskFull,proto3" json:"disk_full,omitempty"`
+	// Why the bucket of the node's sessions cannot be used, as measured: the node gets no turns, and no
+	// sandboxes of sessions. Empty: it can be used, or there is none.
+	StoreAway     string `protobuf:"bytes,14,opt,name=store_away,json=storeAway,proto3" json:"store_away,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -527,6 +530,13 @@ func (x *Node) GetDiskFull() bool {
 		return x.DiskFull
 	}
 	return false
+}
+
+func (x *Node) GetStoreAway() string {
+	if x != nil {
+		return x.StoreAway
+	}
+	return ""
 }
 
 // WarmKind says how many sandboxes of a kind wait.
@@ -2293,7 +2303,7 @@ const file_turnstone_v1_node_proto_rawDesc = "" +
 	" \x01(\x04R\x04made\x12\x16\n" +
 	"\x06failed\x18\v \x01(\x04R\x06failed\x12\x12\n" +
 	"\x04died\x18\f \x01(\x04R\x04died\x12\x18\n" +
-	"\aevicted\x18\r \x01(\x04R\aevicted\"\x81\x05\n" +
+	"\aevicted\x18\r \x01(\x04R\aevicted\"\xaa\x05\n" +
 	"\x04Node\x12<\n" +
 	"\x04name\x18\x01 \x01(\tB(\xbaH%r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\x04name\x128\n" +
 	"\x03key\x18\x02 \x01(\tB&\xbaH#r!2\x1f^ssh-ed25519 [A-Za-z0-9+/]{68}$R\x03key\x121\n" +
@@ -2311,7 +2321,9 @@ const file_turnstone_v1_node_proto_rawDesc = "" +
 	" \x03(\v2\x16.turnstone.v1.WarmKindB\b\xbaH\x05\x92\x01\x02\x10dR\x04warm\x12\x1a\n" +
 	"\bdraining\x18\v \x01(\bR\bdraining\x12)\n" +
 	"\x10available_memory\x18\f \x01(\x04R\x0favailableMemory\x12\x1b\n" +
-	"\tdisk_full\x18\r \x01(\bR\bdiskFull\"\xb1\x01\n" +
+	"\tdisk_full\x18\r \x01(\bR\bdiskFull\x12'\n" +
+	"\n" +
+	"store_away\x18\x0e \x01(\tB\b\xbaH\x05r\x03(\xc8\x01R\tstoreAway\"\xb1\x01\n" +
 	"\bWarmKind\x12 \n" +
 	"\x06tenant\x18\x01 \x01(\tB\b\xbaH\x05r\x03(\x80\x01R\x06tenant\x12$\n" +
 	"\btemplate\x18\x02 \x01(\tB\b\xbaH\x05r\x03(\x80\x04R\btemplate\x12/\n" +

@@ -27,6 +27,7 @@ type Need struct {
 	Machine   *v1.Machine // nil: none
 	Substrate string      // may be empty
 	Template  string      // preferably built already; may be empty
+	Store     bool        // it is of a session, whose files may be in a bucket
 	// Planned is the machine with the sizes that the request leaves to its template; of a sandbox
 	// that can be one that waits.
 	Planned turnstone.Machine
@@ -149,7 +150,7 @@ func (f *Fleet) Templates(node string, all map[string]*v1.Template) {
 // loaded.
 func (f *Fleet) Place(n Need) (Room, error) {
 	need := fleet.Need{Tenant: n.Tenant, Works: n.Tenant != "", Node: n.Node,
-		Substrate: n.Substrate, Template: n.Template}
+		Substrate: n.Substrate, Template: n.Template, Store: n.Store}
 	if m := n.Machine; m != nil {
 		need.Machine, need.Want = true, resources(m)
 		need.Counts = fleet.Resources{CPUs: uint64(max(m.Cpus, usualCPUs)), Memory: m.Memory, Disk: m.Disk}
@@ -181,7 +182,7 @@ func (f *Fleet) Arrive(n Need, planned func(*v1.Machine, string) turnstone.Machi
 func report(n *v1.Node) fleet.Report {
 	r := fleet.Report{Capacity: resources(n.GetCapacity()), Used: resources(n.GetUsed()),
 		Makes: max(2, int(n.GetCapacity().GetCpus())), Free: n.GetAvailableMemory(),
-		DiskFull:   n.GetDiskFull(),
+		DiskFull: n.GetDiskFull(), StoreAway: n.GetStoreAway() != "",
 		Substrates: n.GetSubstrates(), Version: n.GetVersion(), Drains: n.GetDraining()}
 	r.Capacity.CPUs *= uint64(max(1, n.GetCpuShares()))
 	if len(n.GetWarm()) > 0 {
@@ -229,6 +230,9 @@ func refusal(n Need, v fleet.Verdict) error {
 	case fleet.Unable:
 		return fail(turnstone.KindUnavailable, 30*time.Second, "use another substrate, or none",
 			"none has the substrate %s", n.Substrate)
+	case fleet.NoStore:
+		return fail(turnstone.KindUnavailable, 5*time.Second, "wait until the bucket of the sessions answers: "+
+			"turn doctor names the nodes, and their logs the reason", "none reaches the bucket of its sessions")
 	case fleet.TooLarge:
 		return fail(turnstone.KindExhausted, 0, "ask for a smaller machine",
 			"the machine is larger than each of them")

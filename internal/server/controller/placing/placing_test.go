@@ -1,10 +1,12 @@
 package placing_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/server/controller/placing"
 )
@@ -36,6 +38,46 @@ func TestDiskFull(t *testing.T) {
 	}
 	f.Learn(node("a", false))
 	if r, err := f.Place(need); err != nil || r.Node != "a" {
+		t.Errorf("placed on %q: %v", r.Node, err)
+	}
+}
+
+// TestStoreAway: a turn, or a sandbox of a session, goes to a node that reaches its bucket, and is refused
+// when none does, also where the session is at one node. Other sandboxes go to each.
+func TestStoreAway(t *testing.T) {
+	f := placing.New(placing.Options{Lost: time.Minute})
+	node := func(name, away string) *v1.Node {
+		return &v1.Node{Name: name, StoreAway: away,
+			Capacity: &v1.Machine{Cpus: 64, Memory: 1 << 40, Disk: 1 << 40}}
+	}
+	f.Register(node("a", "it does not answer"))
+	f.Register(node("b", ""))
+	for _, name := range []string{"a", "b"} {
+		f.Sync(name, true)
+	}
+	turn := placing.Need{Machine: &v1.Machine{Cpus: 1, Memory: 1 << 20, Disk: 1 << 20}, Store: true}
+	at, plain := turn, turn
+	at.Node, plain.Store, plain.Node = "a", false, "a"
+	for range 5 {
+		if r, err := f.Place(turn); err != nil || r.Node != "b" {
+			t.Errorf("placed on %q: %v", r.Node, err)
+		}
+	}
+	refused := func(n placing.Need) {
+		t.Helper()
+		if r, err := f.Place(n); turnstone.KindOf(err) != turnstone.KindUnavailable || !api.Retryable(err) ||
+			!strings.Contains(err.Error(), "bucket") {
+			t.Errorf("placed on %q although the bucket is away: %v", r.Node, err)
+		}
+	}
+	refused(at)
+	if r, err := f.Place(plain); err != nil || r.Node != "a" {
+		t.Errorf("a sandbox without a session: placed on %q: %v", r.Node, err)
+	}
+	f.Learn(node("b", "it does not answer"))
+	refused(turn)
+	f.Learn(node("a", ""))
+	if r, err := f.Place(turn); err != nil || r.Node != "a" {
 		t.Errorf("placed on %q: %v", r.Node, err)
 	}
 }

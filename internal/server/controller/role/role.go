@@ -77,6 +77,9 @@ func Open(ctx context.Context, o Options) (*Role, error) {
 func (r *Role) open(ctx context.Context) error {
 	c := r.o.Config
 	shared := records.IsURL(c.Records.Database)
+	if err := r.o.Dir.NoteRecords(shared); err != nil { // for backups
+		return err
+	}
 	a := audit.Options{Size: c.Audit.Size, Sync: c.Audit.Sync, Log: r.o.Log}
 	if shared {
 		a.Controller = c.Machine.Name

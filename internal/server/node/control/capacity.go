@@ -146,8 +146,8 @@ func (s *Service) Describe() *v1.Node {
 		}
 	}
 	return &v1.Node{Warm: waiting, Draining: s.draining.Load(), AvailableMemory: s.available(),
-		DiskFull: s.o.Tenants.Full(),
-		Name:     s.o.Node.Name(), Key: s.o.Node.PublicKey().String(),
+		DiskFull: s.o.Tenants.Full(), StoreAway: s.o.Tenants.StoreAway(),
+		Name: s.o.Node.Name(), Key: s.o.Node.PublicKey().String(),
 		Version: s.o.Version, Started: timestamppb.New(s.started),
 		Capacity: clamp(s.o.Capacity), Used: clamp(used), Substrates: s.o.Substrates,
 		CpuShares: uint32(s.o.CPUShares), Certificate: s.o.Node.Certificate()}
@@ -178,6 +178,9 @@ func clamp(m turnstone.Machine) *v1.Machine {
 	return machineOf(turnstone.Machine{CPUs: min(m.CPUs, turnstone.MaxCPUs),
 		Memory: min(m.Memory, turnstone.MaxMemory), Disk: min(m.Disk, turnstone.MaxDisk)})
 }
+
+// Refresh tells those that follow the node what it says of itself now.
+func (s *Service) Refresh() { s.describe() }
 
 // describe puts the node itself on the board.
 func (s *Service) describe() {

@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"time"
@@ -195,11 +196,11 @@ func (s *Service) closePorts(_ *tenants.State, id turnstone.SandboxID) {
 	}
 }
 
-// restorePorts exposes the ports that a former process of the node had exposed, at the same
-// addresses.
+// restorePorts exposes the ports that a former process of the node had exposed, with the same numbers
+// at the address of the present setting.
 func (s *Service) restorePorts(st *tenants.State) {
 	dir, err := st.Folder(sandboxFolder)
-	if err != nil || s.o.Expose == "" {
+	if err != nil {
 		return
 	}
 	ids, err := kept.List(dir)
@@ -218,9 +219,22 @@ func (s *Service) restorePorts(st *tenants.State) {
 			if !p.Expires.IsZero() && !time.Now().Before(p.Expires) {
 				continue
 			}
-			if err := s.expose(st, id, &p); err != nil {
-				slog.Warn("a port is no longer exposed", "sandbox", id, "port", p.Port, "err", err)
-			}
+			s.restorePort(st, id, p)
 		}
+	}
+}
+
+func (s *Service) restorePort(st *tenants.State, id turnstone.SandboxID, p kept.Port) {
+	was, err := p.Address, error(nil)
+	if s.o.Expose == "" {
+		err = errors.New("node.expose is no longer set")
+	} else {
+		err = s.expose(st, id, &p)
+	}
+	if err != nil {
+		slog.Warn("a port is no longer exposed", "sandbox", id, "port", p.Port, "was", was, "err", err)
+	} else if p.Address != was {
+		slog.Warn("a port is exposed at another address, because node.expose has changed",
+			"sandbox", id, "port", p.Port, "was", was, "address", p.Address)
 	}
 }

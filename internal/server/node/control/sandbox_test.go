@@ -1,6 +1,7 @@
 package control_test
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"net"
@@ -442,5 +443,42 @@ func TestPorts(t *testing.T) {
 	want(t, "not configured", err, turnstone.KindUnavailable)
 	if turnstone.HintOf(err) == "" {
 		t.Error("without a hint")
+	}
+}
+
+// TestPortsMove: after a restart with another address in the settings an exposed port is there, with its
+// number, and without an address it is nowhere. With the first address it is where it was.
+func TestPortsMove(t *testing.T) {
+	s, ada := newScene(t, nil), of("ada")
+	id := s.made(t, ada, nil).SandboxId
+	ask := &v1.NodeServiceExposePortRequest{Principal: ada.Principal,
+		Request: &v1.ExposePortRequest{SandboxId: id, Port: 80}}
+	r, err := call(t, s.ExposePort, ask)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, err := net.SplitHostPort(strings.TrimPrefix(r.Url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := s.o.Expose
+	for _, host := range []string{"127.0.0.2", "", first} {
+		s.stop(t)
+		s.o.Expose = host
+		s.start(t)
+		c, err := net.Dial("tcp", net.JoinHostPort(cmp.Or(host, "127.0.0.2"), port))
+		if err == nil {
+			_ = c.Close()
+		}
+		if (err == nil) != (host != "") {
+			t.Errorf("node.expose = %q: %v", host, err)
+		}
+		if host == "" {
+			continue
+		}
+		again, err := call(t, s.ExposePort, ask)
+		if err != nil || again.Url != "http://"+net.JoinHostPort(host, port) {
+			t.Errorf("node.expose = %q: exposed again: %v %v", host, again, err)
+		}
 	}
 }

@@ -44,17 +44,21 @@ type Sandbox struct {
 // A Port is a port of a sandbox that the node exposes.
 type Port struct {
 	Port    uint16    `json:"port"`    // in the sandbox
-	Address string    `json:"address"` // where the node listens
+	Address string    `json:"address"` // where the node listened when it was exposed
 	Expires time.Time `json:"expires,omitzero"`
 }
 
-// Listen listens at the port's address, or if it has none at a port of host that stays free while the
-// node restarts.
+// Listen listens at the port of p's address, or if it has none at one that stays free while the node
+// restarts. It does so at host, because the setting may have changed since the port got its address.
 func (p *Port) Listen(ctx context.Context, host string) (net.Listener, error) {
 	if p.Address == "" {
 		return fixedport.Listen(ctx, host)
 	}
-	return (&net.ListenConfig{}).Listen(ctx, "tcp", p.Address)
+	_, port, err := net.SplitHostPort(p.Address)
+	if err != nil {
+		return nil, err
+	}
+	return (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(host, port))
 }
 
 // A Snapshot is what the node keeps of a snapshot, whose machine is in the folder machine beside it.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"sync"
 	"time"
 
 	"connectrpc.com/connect"
@@ -69,6 +70,7 @@ type Member struct {
 	certificate *certificate.File
 	control     *control.Service
 	tenants     *tenants.Set
+	bucket      *node.Bucket
 	plain       *plain.Service // nil: Plain was not called
 }
 
@@ -83,9 +85,12 @@ func Open(ctx context.Context, o Options) (*Member, error) {
 	if err != nil {
 		return nil, err
 	}
+	if m.bucket, err = node.WatchBucket(o.Executor.Store, o.Log); err != nil {
+		return nil, err
+	}
 	set := tenants.Options{Executor: o.Executor, Turns: o.Settings.Turns,
 		Node: o.Settings.Name, Retries: o.Settings.Retries,
-		Wait: o.Limits.Wait, Waiting: o.Limits.Waiting, Warm: warmTurns(o)}
+		Wait: o.Limits.Wait, Waiting: o.Limits.Waiting, Warm: warmTurns(o), Bucket: m.bucket}
 	if o.Watch != nil {
 		set.Runner = o.Watch.Turns
 	}
@@ -132,6 +137,9 @@ func warmTurns(o Options) *tenants.Warm {
 			o.Log.Warn("no machine waits for the next turn", "tenant", tenant, "error", err)
 		}})
 }
+
+// StoreAway returns why the bucket of the node's sessions cannot be used; nil: it can, or there is none.
+func (m *Member) StoreAway() error { return m.bucket.Away() }
 
 // Busy reports whether the node has a sandbox or a turn, or makes something in the background.
 // Machines that wait for turns do not count.
@@ -242,8 +250,18 @@ func (m *Member) report(ctx context.Context, procedure string, err error) {
 	m.o.Log.ErrorContext(ctx, "a call failed", "procedure", procedure, "error", err)
 }
 
-// Register tells the controller again and again that the node is there, until ctx ends.
+// Register tells the controller again and again that the node is there, until ctx ends. It begins when
+// the node knows whether it can use its bucket, so that it is not offered turns before.
 func (m *Member) Register(ctx context.Context, c connectv1.ControllerServiceClient) {
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	watching.Go(func() { m.bucket.Run(ctx) })
+	select {
+	case <-m.bucket.Known():
+	case <-ctx.Done():
+		return
+	}
+	m.control.Refresh() // or a controller would follow what was true before
 	was, failures := errors.New("not yet"), 0
 	for {
 		call, cancel := context.WithTimeout(ctx, registerEvery)

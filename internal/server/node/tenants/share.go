@@ -155,6 +155,19 @@ func (s *State) Room() error {
 	return nil
 }
 
+// mayTake returns an error if the node should take no turn of a lost one: there is no room, or its bucket
+// cannot be used.
+func (s *State) mayTake() error {
+	if err := s.bucket.Away(); err != nil {
+		return err
+	}
+	return s.Room()
+}
+
+// StoreAway returns why the bucket of sessions cannot be used, in words for callers; empty: it can, or there
+// is none.
+func (s *Set) StoreAway() string { return s.o.Bucket.Reason() }
+
 // Full reports whether the disk of the state directory is nearly full, as Room does for tenants.
 func (s *Set) Full() bool {
 	c, err := config.Load(s.root.Root)

@@ -50,6 +50,8 @@ type Options struct {
 	// Warm has the machines of all tenants that wait for the next turns of their sessions; nil: none
 	// wait. The Set closes it.
 	Warm *Warm
+	// Bucket is that of all sessions, which its owner runs.
+	Bucket *node.Bucket
 	// Runner returns what runs the turns of a tenant, around the tenant's executor; nil: that itself.
 	Runner func(tenant string, x Runner) Runner
 }
@@ -89,6 +91,7 @@ type State struct {
 
 	sessions *sessions.Service
 	root     *statedir.Dir // of the node, which has the tenant's
+	bucket   *node.Bucket
 	common   *turns.Shared // with other nodes; nil: the sessions are this node's
 
 	shared *State // the operator's; nil in itself
@@ -217,7 +220,7 @@ func (s *Set) Known(tenant string) (*State, error) {
 }
 
 func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
-	st := &State{Tenant: tenant, Dir: s.root, root: s.root}
+	st := &State{Tenant: tenant, Dir: s.root, root: s.root, bucket: s.o.Bucket}
 	if tenant != auth.OperatorTenant {
 		dir, err := statedir.Open(s.root.Path(folder, tenant))
 		if err != nil {
@@ -302,7 +305,7 @@ func (s *State) recoverTurns(node string, retries int) error {
 		}
 	}
 	if s.common != nil {
-		s.Turns.Common(turns.Common{DB: s.common, Node: node, Limit: limit, Room: s.Room})
+		s.Turns.Common(turns.Common{DB: s.common, Node: node, Limit: limit, Room: s.mayTake})
 	}
 	s.Turns.Retries(retries)
 	return s.Turns.Recover(limit)

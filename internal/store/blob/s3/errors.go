@@ -57,6 +57,13 @@ func (s *Store) fail(ctx context.Context, op turnstone.Op, name string, err erro
 	return e
 }
 
+// Refused reports whether the server refused a request of this error: because of its credentials, its time
+// or what they may do.
+func Refused(err error) bool {
+	var r minio.ErrorResponse
+	return errors.As(err, &r) && (r.StatusCode == http.StatusForbidden || r.StatusCode == http.StatusUnauthorized)
+}
+
 // mostSkew is how much the clocks may differ: signatures of requests have a time, and AWS accepts 15
 // minutes. Answers to HEAD have no code that says so.
 const mostSkew = 5 * time.Minute
