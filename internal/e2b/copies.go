@@ -36,7 +36,7 @@ func (d *Door) fork(w http.ResponseWriter, r *http.Request) error {
 	if count < 1 || count > maxForks {
 		return bad("a fork has 1 to " + strconv.Itoa(maxForks) + " clones")
 	}
-	t, err := timeout(q.Timeout, defaultTimeout)
+	t, err := timeout(q.Timeout, unsaid(r))
 	if err != nil {
 		return err
 	}

@@ -42,7 +42,7 @@ func (d *Door) create(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	m, err := q.request(key)
+	m, err := q.request(key, unsaid(r))
 	if err != nil {
 		return err
 	}
@@ -89,8 +89,9 @@ func idempotency(h http.Header) (string, error) {
 	return "e2b-" + hex.EncodeToString(sum[:16]), nil
 }
 
-// request returns the call that makes the sandbox. What cannot be had here is an error.
-func (q *newSandbox) request(key string) (*v1.CreateSandboxRequest, error) {
+// request returns the call that makes the sandbox, whose time is unsaid if the request names none. What
+// cannot be had here is an error.
+func (q *newSandbox) request(key string, unsaid time.Duration) (*v1.CreateSandboxRequest, error) {
 	if err := q.check(); err != nil {
 		return nil, err
 	}
@@ -107,7 +108,7 @@ func (q *newSandbox) request(key string) (*v1.CreateSandboxRequest, error) {
 		m.Source = &v1.CreateSandboxRequest_Image{Image: q.TemplateID}
 	}
 	var err error
-	if m.Timeout, err = timeout(q.Timeout, defaultTimeout); err != nil {
+	if m.Timeout, err = timeout(q.Timeout, unsaid); err != nil {
 		return nil, err
 	}
 	if m.Network, err = q.network(); err != nil {
@@ -120,8 +121,14 @@ func (q *newSandbox) request(key string) (*v1.CreateSandboxRequest, error) {
 	return m, nil
 }
 
-// defaultTimeout is E2B's time to the stop of a sandbox whose request names none.
-const defaultTimeout = 15 * time.Second
+// unsaid returns E2B's time to the stop of a sandbox whose request r names none. The calls of version 2
+// have another one, and stock clients leave the choice to the server.
+func unsaid(r *http.Request) time.Duration {
+	if strings.HasPrefix(r.URL.Path, "/v2/") {
+		return 300 * time.Second
+	}
+	return 15 * time.Second
+}
 
 // timeout returns a time to a sandbox's stop.
 func timeout(seconds *int64, or time.Duration) (*durationpb.Duration, error) {

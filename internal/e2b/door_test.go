@@ -110,7 +110,7 @@ func (g *world) CreateSandbox(ctx context.Context, r *connect.Request[v1.CreateS
 	}
 	s := &v1.Sandbox{SandboxId: string(turnstone.NewSandboxID()), Template: "base", Metadata: r.Msg.Metadata,
 		State: v1.SandboxState_SANDBOX_STATE_READY, Created: timestamppb.Now(), Node: "n1"}
-	g.tenants[s.SandboxId] = p.Tenant
+	g.tenants[s.SandboxId], g.limits[s.SandboxId] = p.Tenant, r.Msg.Timeout.AsDuration()
 	g.all = append([]*v1.Sandbox{s}, g.all...)
 	return connect.NewResponse(&v1.CreateSandboxResponse{Sandbox: s}), nil
 }

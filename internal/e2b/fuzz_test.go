@@ -3,6 +3,7 @@ package e2b
 import (
 	"net/url"
 	"testing"
+	"time"
 )
 
 // FuzzNewSandbox decodes bodies of requests: what is accepted makes a call, or is refused.
@@ -14,7 +15,7 @@ func FuzzNewSandbox(f *testing.F) {
 		if decode(b, &q) != nil {
 			return
 		}
-		m, err := q.request("key")
+		m, err := q.request("key", time.Minute)
 		if (m == nil) == (err == nil) {
 			t.Fatalf("%v and %v", m, err)
 		}

@@ -194,7 +194,7 @@ func (d *Door) connectTo(w http.ResponseWriter, r *http.Request, may func(*v1.Sa
 	if err := q.withMemory(); err != nil {
 		return err
 	}
-	t, err := timeout(q.Timeout, defaultTimeout)
+	t, err := timeout(q.Timeout, unsaid(r))
 	if err != nil {
 		return err
 	}

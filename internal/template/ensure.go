@@ -228,7 +228,7 @@ func (s *Store) ensure(ctx context.Context, spec *Spec, progress func(string)) (
 		return s.load(ctx, spec, false)
 	}
 	if !spec.image {
-		say("building from " + spec.Base + " (a minute, only this time)")
+		say("building from " + spec.Base + " (up to some minutes, only this time)")
 	}
 	if err := s.make(ctx, spec, say); err != nil {
 		return nil, s.failure(spec, err)

@@ -302,9 +302,18 @@ func (c *addCmd) ask(a *cli.App, address remote.Address, nodes []NodeReport) err
 		terminal.Println(a.Stderr, "node "+n.Name+" has the key "+n.Key)
 	}
 	terminal.Printf(a.Stderr, "Trust these keys? (yes/no) ")
-	answer, _ := bufio.NewReader(io.LimitReader(a.Stdin, 1<<10)).ReadString('\n')
-	if strings.TrimSpace(answer) != "yes" {
-		return refused
+	lines := bufio.NewReader(io.LimitReader(a.Stdin, 1<<10))
+	for {
+		answer, err := lines.ReadString('\n')
+		switch strings.TrimSpace(answer) {
+		case "yes":
+			return nil
+		case "no":
+			return refused
+		}
+		if err != nil {
+			return refused
+		}
+		terminal.Printf(a.Stderr, "Write yes or no: ") // as ssh asks again after y
 	}
-	return nil
 }
