@@ -197,7 +197,7 @@ func (w *world) replaced(from func(file, more string) string) {
 	w.until("the session is no longer ready", func() bool {
 		return reason(w.session("lent").Status.Conditions, v1alpha1.Ready) == v1alpha1.ReasonFailed
 	})
-	if text := w.turn(w.user, "test", "log", "--json", "lent"); strings.Count(text, `"t_`) != 1 {
+	if text := w.turn(w.user, "test", "log", "--json", "lent"); strings.Count(text, `"number"`) != 1 {
 		w.Errorf("the user's session has turns of others: %s", text)
 	}
 }
