@@ -12,12 +12,13 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/alecthomas/kong"
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
+	sandboxv1 "sigs.k8s.io/agent-sandbox/api/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
@@ -138,7 +139,7 @@ func run(ctx context.Context, f flags) error {
 		}
 		if f.Router != "off" {
 			if err := m.Add(&listener{f.Router, router.New(router.Options{Server: to, Cluster: o.Cluster, Log: log,
-				Network: f.Network}), log}); err != nil {
+				UID: uidOf(m.GetClient()), Network: f.Network}), log}); err != nil {
 				return err
 			}
 		}
@@ -203,10 +204,18 @@ type listener struct {
 	log     *slog.Logger
 }
 
-const (
-	headerTime = 10 * time.Second
-	endTime    = 10 * time.Second
-)
+// uidOf returns the UIDs of Sandboxes in the cache of a manager: whoever asks the router costs the API
+// server nothing.
+func uidOf(c client.Client) func(ctx context.Context, namespace, name string) (string, error) {
+	return func(ctx context.Context, namespace, name string) (string, error) {
+		s := &sandboxv1.Sandbox{}
+		err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, s)
+		if apierrors.IsNotFound(err) {
+			err = turnstone.NewError("router.find", turnstone.KindNotFound, "sandbox "+name, err)
+		}
+		return string(s.UID), err
+	}
+}
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable.
 func (*listener) NeedLeaderElection() bool { return false }
@@ -218,15 +227,5 @@ func (l *listener) Start(ctx context.Context) error {
 		return err
 	}
 	l.log.Info("serving agent-sandbox's clients", "address", at.Addr().String())
-	s := &http.Server{Handler: l.handler, ReadHeaderTimeout: headerTime}
-	stop := context.AfterFunc(ctx, func() {
-		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTime)
-		defer cancel()
-		_ = s.Shutdown(end)
-	})
-	defer stop()
-	if err := s.Serve(at); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
+	return router.Serve(ctx, at, l.handler)
 }

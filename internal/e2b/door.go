@@ -240,6 +240,12 @@ func linkOf(r *http.Request) (pass.Link, bool) {
 // serveLink answers a signed link that does not name its sandbox, as clients make it that were told
 // one address for all sandboxes: only one sandbox's token fits.
 func (d *Door) serveLink(w http.ResponseWriter, r *http.Request) {
+	if d.o.Arrive != nil { // to find the sandbox, all of the node are read
+		if err := d.o.Arrive(r); err != nil {
+			d.refuse(w, err)
+			return
+		}
+	}
 	if link, ok := linkOf(r); ok {
 		now := time.Now()
 		for _, id := range d.o.Node.IDs(r.Context()) {

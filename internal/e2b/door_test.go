@@ -299,7 +299,13 @@ func TestArrive(t *testing.T) {
 	if status != 429 || h.Get("Retry-After") != "2" || !strings.Contains(text, "too often") {
 		t.Errorf("%d %s %v", status, text, h)
 	}
+	if status, _, _ := s.do(t, "GET", "/files?path=a&signature=v1_guess", ""); status != 429 {
+		t.Errorf("a link without its sandbox: %d", status)
+	}
 	s.often.Store(false)
+	if status, _, _ = s.do(t, "GET", "/files?path=a&signature=v1_guess", ""); status != 401 {
+		t.Errorf("a link later: %d", status)
+	}
 	if status, _, _ = s.do(t, "GET", "/sandboxes", "", "X-Api-Key", "wrong"); status != 401 {
 		t.Errorf("later: %d", status)
 	}

@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -222,7 +223,14 @@ func (c *Client) List(ctx context.Context, namespace, by string) ([]*v1.Sandbox,
 	if err != nil {
 		return nil, err
 	}
-	return list(ctx, t, &v1.SandboxFilter{ManagedBy: by})
+	all, err := list(ctx, t, &v1.SandboxFilter{ManagedBy: by})
+	// What the filter did not keep out belongs to others: a server that does not know the filter answers all.
+	return slices.DeleteFunc(all, func(s *v1.Sandbox) bool { return !manages(by, s.ManagedBy) }), err
+}
+
+// manages reports whether by, or what begins so if it ends with "/", is what manages a sandbox.
+func manages(by, is string) bool {
+	return by != "" && (is == by || strings.HasSuffix(by, "/") && strings.HasPrefix(is, by))
 }
 
 func list(ctx context.Context, t *tenant, f *v1.SandboxFilter) (all []*v1.Sandbox, err error) {

@@ -34,7 +34,7 @@ func (c *Client) Make(ctx context.Context, namespace, name, key string) (string,
 	own, nonce := t.server.Key(), attest.Nonce{}
 	_, _ = rand.Read(nonce[:]) // documented never to fail
 	client := &v1.ChannelClient{ClientPublicKey: own[:], Nonce: nonce[:]}
-	_, err = t.server.Sessions.CreateSession(ctx, connect.NewRequest(&v1.CreateSessionRequest{
+	made, err := t.server.Sessions.CreateSession(ctx, connect.NewRequest(&v1.CreateSessionRequest{
 		IdempotencyKey: c.once("session", key), Name: name, Client: client}))
 	if has != nil && foreign(err) {
 		return "", turnstone.Errorf("kube.session", turnstone.KindDenied, "session "+name,
@@ -44,7 +44,12 @@ func (c *Client) Make(ctx context.Context, namespace, name, key string) (string,
 	if err != nil {
 		return "", err
 	}
-	has, err = t.session(ctx, name)
+	// By its ID: if it was removed, the answer is the same, and somebody else's session may have the name.
+	has, err = t.session(ctx, made.Msg.GetSession().GetSessionId())
+	if turnstone.KindOf(err) == turnstone.KindNotFound {
+		return "", turnstone.Errorf("kube.session", turnstone.KindNotFound, "session "+name,
+			"was removed at the server").WithHint("delete the object and create it again for a new session")
+	}
 	return has.GetSessionId(), err
 }
 
@@ -81,7 +86,8 @@ func (c *Client) Fork(ctx context.Context, namespace string, from v1alpha1.TurnR
 	if name = s.Name; name == "" {
 		name = s.SessionId
 	}
-	_, err = t.host.Log(ctx, name+"@"+branch, 1)
+	from.Session = s.SessionId // from now on: its name may become another one's
+	_, err = t.host.Log(ctx, s.SessionId+"@"+branch, 1)
 	if turnstone.KindOf(err) != turnstone.KindNotFound {
 		return s.SessionId, name, err
 	}

@@ -39,6 +39,9 @@ type Options struct {
 	Server  Server
 	Cluster string
 	Log     *slog.Logger
+	// UID returns the UID of a Sandbox; the error is of kind NotFound if there is none. The server is asked
+	// about no other, because each namespace costs it a token. nil: the server is asked about all.
+	UID func(ctx context.Context, namespace, name string) (string, error)
 	// Network says that other machines reach the router. Without it only programs of this machine are
 	// answered, and no page of a web site that has made a browser find it by a name.
 	Network bool
@@ -59,8 +62,10 @@ var name = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
 
 // A handler is safe for concurrent use.
 type handler struct {
-	o       Options
-	runtime http.Handler
+	o        Options
+	runtime  http.Handler
+	requests shares
+	kept     shares
 
 	mu    sync.Mutex
 	known map[[2]string]found
@@ -81,7 +86,8 @@ const (
 
 // New returns a handler.
 func New(o Options) http.Handler {
-	h := &handler{o: o, known: make(map[[2]string]found)}
+	h := &handler{o: o, known: make(map[[2]string]found), requests: shares{most: maxRequests},
+		kept: shares{most: maxKept}}
 	h.runtime = runtime()
 	if o.Network {
 		return duplex.Handler(h)
@@ -114,11 +120,22 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadGateway, "the server does not answer")
 		return
 	}
+	if !h.requests.take(namespace, 1) {
+		w.Header().Set("Retry-After", "1")
+		refuse(w, http.StatusTooManyRequests, "the namespace "+namespace+" has as many requests at one time as it may")
+		return
+	}
+	defer h.requests.leave(namespace, 1)
 	h.serve(w, r, namespace, f, port)
 }
 
 // target returns whom a request is for.
 func target(h http.Header) (id, namespace string, port uint16, err error) {
+	for _, name := range []string{idHeader, namespaceHeader, portHeader} {
+		if len(h.Values(name)) > 1 { // what is in front may have judged the other one
+			return "", "", 0, errors.New(name + " is there twice")
+		}
+	}
 	id, namespace, port = h.Get(idHeader), h.Get(namespaceHeader), usualPort
 	if namespace == "" {
 		namespace = usualNamespace
@@ -145,7 +162,15 @@ func (h *handler) find(ctx context.Context, namespace, object string) (found, er
 	if ok && time.Since(f.at) < foundFor {
 		return f, nil
 	}
-	all, err := h.o.Server.List(ctx, namespace, agents.Managed(h.o.Cluster, namespace, object))
+	of := []string{namespace, object}
+	if h.o.UID != nil {
+		uid, err := h.o.UID(ctx, namespace, object)
+		if err != nil {
+			return found{}, err
+		}
+		of = append(of, uid)
+	}
+	all, err := h.o.Server.List(ctx, namespace, agents.Managed(h.o.Cluster, of...))
 	if err != nil {
 		return found{}, err
 	}
@@ -179,7 +204,7 @@ func (h *handler) serve(w http.ResponseWriter, r *http.Request, namespace string
 		open := func(ctx context.Context) (io.ReadWriteCloser, error) {
 			return h.o.Server.Open(ctx, namespace, f.id)
 		}
-		h.runtime.ServeHTTP(w, r.WithContext(newContext(r.Context(), box{open, f.workdir})))
+		h.runtime.ServeHTTP(w, r.WithContext(newContext(r.Context(), box{open, f.workdir, namespace, &h.kept})))
 		return
 	}
 	if err != nil {

@@ -1,15 +1,19 @@
 package router
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 
+	"turnstone.dev/turnstone"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/kube/agents"
 )
@@ -110,4 +114,125 @@ func FuzzTarget(f *testing.F) {
 			t.Errorf("%q %q %d", got, in, number)
 		}
 	})
+}
+
+// TestObjects: the server is asked only about objects that there are, and by their UIDs, so whoever invents
+// namespaces costs it nothing, and nobody reaches the sandbox of an object that had the name before.
+func TestObjects(t *testing.T) {
+	f := &fake{}
+	h := New(Options{Server: f, Cluster: "c", Log: slog.New(slog.DiscardHandler), Network: true,
+		UID: func(_ context.Context, namespace, name string) (string, error) {
+			if namespace != "default" || name != "a" {
+				return "", turnstone.Errorf("test", turnstone.KindNotFound, name, "is not there")
+			}
+			return "u1", nil
+		}})
+	ask := func(headers ...string) int {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		for i := 0; i < len(headers); i += 2 {
+			r.Header.Add(headers[i], headers[i+1])
+		}
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		return w.Code
+	}
+	for i := range 100 {
+		if got := ask(idHeader, "a", namespaceHeader, fmt.Sprint("n", i)); got != http.StatusNotFound {
+			t.Fatalf("an invented namespace: %d", got)
+		}
+	}
+	if len(f.asked) != 0 {
+		t.Errorf("the server was asked about %q", f.asked)
+	}
+	if got := ask(idHeader, "a"); got != http.StatusBadGateway || len(f.asked) != 1 || f.asked[0] != "kubernetes/c/default/a/u1" {
+		t.Errorf("%d, and the server was asked about %q", got, f.asked)
+	}
+	for _, name := range []string{idHeader, namespaceHeader, portHeader} {
+		if got := ask(idHeader, "a", namespaceHeader, "default", portHeader, "80", name, "b"); got != http.StatusBadRequest {
+			t.Errorf("%s twice: %d", name, got)
+		}
+	}
+}
+
+// TestShares: a namespace alone has half of all, another one half of the rest, and what was given back is
+// there again.
+func TestShares(t *testing.T) {
+	s := shares{most: 100}
+	for _, c := range []struct {
+		namespace string
+		some      int
+		want      bool
+	}{{"a", 51, false}, {"a", 50, true}, {"a", 1, false}, {"b", 26, false}, {"b", 25, true}, {"c", 13, true}} {
+		if got := s.take(c.namespace, c.some); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+	k := &kept{of: &s, namespace: "a"}
+	s.leave("a", 50)
+	if !k.take(20) || !k.take(11) || k.take(1) {
+		t.Errorf("a has %d of %d", s.of["a"], s.sum)
+	}
+	k.leave()
+	s.leave("b", 25)
+	s.leave("c", 13)
+	if s.sum != 0 || len(s.of) != 0 {
+		t.Errorf("%d are left of %v", s.sum, s.of)
+	}
+}
+
+// TestOutputs: commands of one namespace that print without end fill its part of the memory, and no more.
+func TestOutputs(t *testing.T) {
+	s := shares{most: maxKept}
+	all := make([]*head, 20)
+	for i := range all {
+		all[i] = &head{kept: &kept{of: &s, namespace: "flood"}}
+	}
+	line := make([]byte, 64<<10)
+	for range maxOutput / len(line) {
+		for _, h := range all {
+			if n, err := h.Write(line); n != len(line) || err != nil {
+				t.Fatal(n, err)
+			}
+		}
+	}
+	sum := 0
+	for _, h := range all {
+		sum += h.b.Len()
+	}
+	if sum > maxKept/2 {
+		t.Errorf("they keep %d bytes", sum)
+	}
+	quiet := &head{kept: &kept{of: &s, namespace: "quiet"}}
+	_, _ = quiet.Write([]byte("hello"))
+	if quiet.text() != "hello" {
+		t.Errorf("another namespace's command printed %q", quiet.text())
+	}
+}
+
+// TestServe: callers with long heads are refused, and the end of the server ends one that says nothing.
+func TestServe(t *testing.T) {
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() {
+		served <- Serve(ctx, l, New(Options{Server: &fake{}, Cluster: "c", Log: slog.New(slog.DiscardHandler)}))
+	}()
+	c, err := new(net.Dialer).DialContext(t.Context(), "tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	// The server may close the connection before all is written.
+	_, _ = c.Write([]byte("GET / HTTP/1.1\r\nHost: localhost\r\nX-A: " + strings.Repeat("a", 64<<10) + "\r\n\r\n"))
+	line, err := bufio.NewReader(c).ReadString('\n')
+	if err != nil || !strings.Contains(line, "431") {
+		t.Errorf("the answer is %q, %v", line, err)
+	}
+	cancel()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
 }

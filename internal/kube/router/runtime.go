@@ -21,6 +21,7 @@ const (
 	maxBody    = 1 << 20
 	maxOutput  = 8 << 20 // of each of both; the rest is read and dropped
 	maxEntries = 20_000
+	entrySize  = 512 // of an entry of a list in memory, without its name
 	usualTime  = 300 * time.Second
 	mostTime   = time.Hour
 	timedOut   = 124 // the status of a command whose time is up
@@ -30,6 +31,15 @@ const (
 type box struct {
 	open    func(ctx context.Context) (io.ReadWriteCloser, error)
 	workdir string // in which relative paths begin
+
+	namespace string
+	kept      *shares // of bytes of answers
+}
+
+// keeps returns what a call may collect.
+func keeps(ctx context.Context) *kept {
+	b, _ := ctx.Value(boxKey{}).(box)
+	return &kept{of: b.kept, namespace: b.namespace}
 }
 
 type boxKey struct{}
@@ -115,7 +125,9 @@ func execute(ctx context.Context, c *wire.Client, w http.ResponseWriter, r *http
 	}
 	limited, cancel := context.WithTimeout(ctx, life)
 	defer cancel()
-	out, errs := &head{}, &head{}
+	has := keeps(ctx)
+	defer has.leave()
+	out, errs := &head{kept: has}, &head{kept: has}
 	ended, err := c.Start(limited, wire.ProcessStartParams{Argv: []string{"/bin/sh", "-c", q.Command},
 		KillOnDisconnect: true}, wire.Stdio{Out: out, Err: errs})
 	a := map[string]any{"stdout": out.text(), "stderr": errs.text(), "exit_code": ended.Exit.ExitCode}
@@ -133,11 +145,18 @@ func execute(ctx context.Context, c *wire.Client, w http.ResponseWriter, r *http
 	return nil
 }
 
-// A head keeps the beginning of what is written to it.
-type head struct{ b bytes.Buffer }
+// A head keeps the beginning of what is written to it, as long as there is room for it.
+type head struct {
+	b    bytes.Buffer
+	kept *kept
+	full bool
+}
 
 func (h *head) Write(b []byte) (int, error) {
-	h.b.Write(b[:min(len(b), maxOutput-h.b.Len())])
+	some := min(len(b), maxOutput-h.b.Len())
+	if h.full = h.full || !h.kept.take(some); !h.full {
+		h.b.Write(b[:some])
+	}
 	return len(b), nil
 }
 
@@ -255,13 +274,17 @@ func list(ctx context.Context, c *wire.Client, w http.ResponseWriter, r *http.Re
 	if err != nil {
 		return err
 	}
-	all := []map[string]any{}
+	all, has := []map[string]any{}, keeps(ctx)
+	defer has.leave()
 	for after, more := "", true; more && len(all) < maxEntries; {
 		res, err := c.FileSystemList(ctx, &wire.FileSystemListParams{Path: name, After: after})
 		if err != nil {
 			return err
 		}
 		for n := range res.Entries {
+			if !has.take(entrySize + len(res.Entries[n].Name)) {
+				return turnstone.Errorf("router.list", turnstone.KindExhausted, "the router", "has no room for the list now")
+			}
 			all = append(all, entry(&res.Entries[n]))
 			after = res.Entries[n].Name
 		}

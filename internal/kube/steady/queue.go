@@ -54,7 +54,7 @@ const (
 // has at most half of those that other namespaces leave. However many places a namespace fills, the
 // next one finds some.
 func Fits(has, taken, places int) bool {
-	return taken < places && has < (places-(taken-has)+1)/2
+	return fair.Fits(has, taken, places)
 }
 
 // Share bounds the objects of one namespace that are worked on at one time, as Fits says, because each

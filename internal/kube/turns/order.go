@@ -76,7 +76,8 @@ func (r *turns) order(ctx context.Context, t *v1alpha1.Turn) (Order, error) {
 		if !ready(s.Status.Conditions) || s.Status.ID == "" || s.DeletionTimestamp != nil {
 			return o, &waiting{v1alpha1.ReasonSessionNotReady, "Session " + t.Spec.Session + " is not ready"}
 		}
-		o.Session, o.Branch = s.Status.Session, s.Status.Branch
+		// Its ID: another session may have its name by the time the turn starts.
+		o.Session, o.Branch = s.Status.ID, s.Status.Branch
 		if o.Image == "" && template == "" {
 			o.Image, template = s.Spec.Image, s.Spec.Template
 		}

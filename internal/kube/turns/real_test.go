@@ -167,6 +167,7 @@ func TestInside(t *testing.T) {
 	w.operator(server, nil)
 	w.ofSessions(from)
 	w.lent()
+	w.replaced(from)
 }
 
 // lent has a Session whose name a user has taken before, for a session to which the operator's key was
@@ -179,6 +180,26 @@ func (w *world) lent() {
 	w.until("the object has a session of its own", func() bool { return ready() == v1alpha1.ReasonReady })
 	if n := *w.session("lent").Status.Turns; n != 0 {
 		w.Errorf("it has %d turns", n)
+	}
+}
+
+// replaced removes the session of an object at the server, as its owner, and then a user makes one with its
+// name, which the operator's key may write. Turns of the object do not run there, and the object does not
+// take it for its own.
+func (w *world) replaced(from func(file, more string) string) {
+	home := os.Getenv("TURN_HOME")
+	w.turn(home, "test", "session", "rm", "lent")
+	w.turn(w.user, "test", "run", "--quiet", "--session", "lent", w.file("taken.md", documents))
+	w.turn(w.user, "test", "session", "allow", "--write", "lent", w.turn(home, "test", "host", "key"))
+	w.must(w.admin.Create(w.Context(), object(w.T, "Turn", "astray", from("write", `,"session":"lent"`))))
+	if s := w.ends("astray").Status; s.Phase != v1alpha1.PhaseRefused {
+		w.Errorf("the turn ended as %+v", s)
+	}
+	w.until("the session is no longer ready", func() bool {
+		return reason(w.session("lent").Status.Conditions, v1alpha1.Ready) == v1alpha1.ReasonFailed
+	})
+	if text := w.turn(w.user, "test", "log", "--json", "lent"); strings.Count(text, `"number"`) != 1 {
+		w.Errorf("the user's session has turns of others: %s", text)
 	}
 }
 

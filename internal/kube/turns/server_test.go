@@ -17,7 +17,7 @@ type server struct {
 	mu       sync.Mutex
 	tickets  map[string]*ticket // by ID
 	keys     map[string]string  // of orders, to tickets
-	sessions map[string]int     // to numbers of turns
+	sessions map[string]int     // by ID, to numbers of turns
 	most     map[string]int     // turns of a session at a time
 	builds   int
 	texts    map[string]string             // documents by their paths
@@ -106,6 +106,9 @@ func (s *server) Follow(ctx context.Context, namespace, id string, o turns.Order
 			return &turns.NotStarted{Err: turns.ErrExpired}
 		case t.runs > 0:
 			return nil
+		}
+		if _, has := s.sessions[o.Session]; !has && o.Session != "" {
+			return none("session " + o.Session) // a name is not enough: it may be another one's by now
 		}
 		t.runs++
 		if o.Session != "" {
@@ -207,8 +210,8 @@ func (s *server) ran(key string) (n int) {
 
 func (s *server) Make(_ context.Context, _, name, _ string) (string, error) {
 	return "s_" + name, s.do(func() error {
-		if _, has := s.sessions[name]; !has {
-			s.sessions[name] = 0
+		if _, has := s.sessions["s_"+name]; !has {
+			s.sessions["s_"+name] = 0
 		}
 		return nil
 	})
@@ -219,7 +222,7 @@ func (s *server) Fork(_ context.Context, _ string, from v1alpha1.TurnRef, branch
 		return "", "", err
 	}
 	return "s_" + from.Session, from.Session, s.do(func() error {
-		if _, has := s.sessions[from.Session]; !has {
+		if _, has := s.sessions["s_"+from.Session]; !has {
 			return none(from.Session)
 		}
 		return nil
@@ -240,7 +243,7 @@ func (s *server) Remove(_ context.Context, _, session, branch string) error {
 	return s.do(func() error {
 		switch branch {
 		case "":
-			delete(s.sessions, session)
+			delete(s.sessions, "s_"+session)
 		case "main":
 			return turnstone.Errorf("test", turnstone.KindInvalid, branch, "cannot be removed")
 		default:

@@ -102,7 +102,7 @@ func (r *sessions) look(ctx context.Context, s *v1alpha1.Session) error {
 	if err != nil {
 		return err
 	}
-	head, turns, err := r.o.Server.Head(ctx, s.Namespace, name, branch)
+	head, turns, err := r.o.Server.Head(ctx, s.Namespace, id, branch)
 	if err != nil {
 		return err
 	}

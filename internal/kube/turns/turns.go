@@ -38,11 +38,12 @@ type Server interface {
 	Cancel(ctx context.Context, namespace, ticket string) error
 
 	// Make makes a session, or returns the one of this name that it made before. The error is of kind Denied
-	// if somebody else made one.
+	// if somebody else made one, and NotFound if the one that it made was removed.
 	Make(ctx context.Context, namespace, name, key string) (id string, err error)
 	// Fork makes a branch at a turn, unless the session has it, and returns the session.
 	Fork(ctx context.Context, namespace string, from v1alpha1.TurnRef, branch string) (id, name string, err error)
-	// Head returns the newest turn of a branch, nil if there is none, and the number of its turns.
+	// Head returns the newest turn of a branch of a session, by its ID, nil if there is none, and the number
+	// of its turns.
 	Head(ctx context.Context, namespace, session, branch string) (*v1alpha1.Head, int64, error)
 	// Remove removes a session, or only a branch of it. It does nothing if there is none.
 	Remove(ctx context.Context, namespace, session, branch string) error
@@ -53,7 +54,7 @@ type Server interface {
 // An Order is what a turn is started with.
 type Order struct {
 	Key             string // of idempotency: the object's UID
-	Session, Branch string
+	Session, Branch string // the session's ID
 	Image           string
 	Timeout         time.Duration
 	CPUs            int

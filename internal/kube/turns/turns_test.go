@@ -72,8 +72,8 @@ func (w *world) inOrder(t *testing.T) {
 		x := w.session("row")
 		return x.Status.Turns != nil && *x.Status.Turns == 5 && x.Status.Head != nil
 	})
-	if s.most["row"] != 1 {
-		t.Errorf("%d turns of one session ran at a time", s.most["row"])
+	if s.most["s_row"] != 1 {
+		t.Errorf("%d turns of one session ran at a time", s.most["s_row"])
 	}
 	// Five turns, one or more looks at the Session: it is no write for each turn that counts, but never
 	// more than the turns and its beginning.
@@ -148,8 +148,8 @@ func (w *world) sessions(t *testing.T) {
 		w.until(name+" is gone", func() bool { return w.session(name) == nil })
 	}
 	s.mu.Lock()
-	_, retained := s.sessions["retained"]
-	_, removed := s.sessions["removed"]
+	_, retained := s.sessions["s_retained"]
+	_, removed := s.sessions["s_removed"]
 	s.mu.Unlock()
 	if !retained || removed {
 		t.Errorf("sessions are %v", s.sessions)

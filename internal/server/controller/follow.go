@@ -274,7 +274,8 @@ func (c *Controller) apply(ctx context.Context, node string, all []message.Repor
 	var objects []records.Object
 	for _, r := range all {
 		switch {
-		case r.Kind == records.Sandbox && !c.ledger.Newer(usage.RefOf(r.Object), r.At):
+		case r.Kind == records.Sandbox && !c.ledger.Newer(usage.RefOf(r.Object), node, r.At, time.Now()) &&
+			!r.State.Final(): // nothing follows an end
 		case r.Gone:
 			if err := c.gone(ctx, node, r); err != nil {
 				return nil, err

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
 	"turnstone.dev/turnstone/internal/server/controller/placing"
@@ -86,7 +87,11 @@ func (c *Controller) register(ctx context.Context, info *v1.Node, address string
 		return turnstone.Errorf("node.register", turnstone.KindExhausted, info.Name,
 			"there are %d nodes already", maxNodes)
 	}
-	if n != nil && n.info.GetKey() != info.Key && n.info != nil {
+	if n != nil && n.info != nil && n.info.GetKey() != info.Key {
+		if n.address != address && r.answers(n) {
+			r.mu.Unlock()
+			return takenName(info.Name) // with its list, all that the other one has would count as lost
+		}
 		c.log.Warn("a node has another key", "node", info.Name)
 	}
 	before, after := r.fleet.Register(info)
@@ -111,6 +116,13 @@ func (c *Controller) register(ctx context.Context, info *v1.Node, address string
 		state = records.NodeDraining
 	}
 	return c.recordNode(ctx, info, address, state)
+}
+
+// takenName is the error about a node that has the name of another one.
+func takenName(name string) error {
+	return &api.Status{RetryAfter: 5 * time.Second, Err: turnstone.Errorf("node.register",
+		turnstone.KindUnavailable, "node "+name, "is at another address with another key, and answers").
+		WithHint("give this node another name, or end the other one")}
 }
 
 // enter makes a node, and follows it. The caller holds registry.mu.

@@ -190,7 +190,7 @@ func (l *Ledger) measure(o records.Object, e *entry) {
 		e.plan = turnstone.Machine{CPUs: max(int(cpus), 1), Memory: turnstone.Bytes(memory),
 			Disk: turnstone.Bytes(disk)}
 		if e.began.IsZero() && (o.State == records.Running || o.State == records.Done) {
-			e.began = message.Instant(t.GetStarted())
+			e.began = within(message.Instant(t.GetStarted()), o.Created, o.Changed)
 			if e.began.IsZero() && o.State == records.Running {
 				e.began = o.Changed
 			}
@@ -205,6 +205,20 @@ func (l *Ledger) measure(o records.Object, e *entry) {
 		message.Decode(o.Detail, s)
 		e.size = s.GetSize()
 	}
+}
+
+// within returns the time of a node's clock, which may be years off, between two of this one: a turn
+// runs after its record was made, and before its end or beginning is recorded.
+func within(at, first, last time.Time) time.Time {
+	switch {
+	case at.IsZero():
+		return at
+	case at.Before(first):
+		return first
+	case at.After(last) && !last.Before(first):
+		return last
+	}
+	return at
 }
 
 // use notes what a node has measured. A node may report older numbers again.
@@ -231,14 +245,21 @@ func (e *entry) span(r Ref, until time.Time) records.Usage {
 		To: until, CPUs: e.cpus, Memory: turnstone.Bytes(e.memory), Session: e.session, Used: e.used}
 }
 
+// maxAhead is how much later than here a node's clock may be with its reports still being compared.
+const maxAhead = time.Minute
+
 // Newer reports whether a report of a node about an object is not older than the last one, and
-// notes its time.
-func (l *Ledger) Newer(r Ref, changed time.Time) bool {
+// notes its time. A report of another node than the object's is not compared, and sets no time. A time
+// far ahead of now counts as one that is near: after the clock was set right, the node is heard again.
+func (l *Ledger) Newer(r Ref, node string, changed, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e := l.live[r]
-	if e == nil || changed.IsZero() {
+	if e == nil || e.node != node || changed.IsZero() {
 		return true
+	}
+	if most := now.Add(maxAhead); changed.After(most) {
+		changed = most
 	}
 	if changed.Before(e.changed) {
 		return false

@@ -20,6 +20,7 @@ import (
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
 	"turnstone.dev/turnstone/internal/server/node"
+	"turnstone.dev/turnstone/internal/server/node/kept"
 	"turnstone.dev/turnstone/internal/server/node/tenants"
 	"turnstone.dev/turnstone/internal/server/node/warm"
 )
@@ -40,6 +41,8 @@ type Options struct {
 	// Lifetime is the time to a sandbox's stop if the request names none, and LongestLifetime
 	// bounds what it names. Defaults: 1 hour, 30 days.
 	Lifetime, LongestLifetime time.Duration
+	// Ports bounds the exposed ports of the node; 0: 1,000. A tenant has at most half of what others leave.
+	Ports int
 	// Expose is the host or address on which exposed ports of sandboxes listen, such as 127.0.0.1.
 	// Empty: no port can be exposed.
 	Expose string
@@ -82,6 +85,8 @@ type Service struct {
 	ports   map[portName]*exposed
 	builds  map[name]*build
 
+	addresses kept.Ports // of exposed ports
+
 	sizes sizes
 
 	warm     *warm.Service
@@ -95,6 +100,7 @@ type Service struct {
 // New returns the service of a node. Close it.
 func New(_ context.Context, o Options) (*Service, error) {
 	o.Lifetime = cmp.Or(o.Lifetime, defaultLifetime)
+	o.Ports = cmp.Or(o.Ports, maxPorts)
 	o.LongestLifetime = cmp.Or(o.LongestLifetime, longestLifetime)
 	s := &Service{o: o, started: time.Now(), board: newBoard(),
 		tenants: make(map[string]*tenant), ports: make(map[portName]*exposed),

@@ -29,9 +29,10 @@ type portName struct {
 // An exposed port has a listener on the node.
 type exposed struct {
 	kept.Port
-	stop  func()
-	timer *time.Timer   // calls stop; nil without an end
-	done  chan struct{} // closed when the listener is
+	tenant string
+	stop   func()
+	timer  *time.Timer   // calls stop; nil without an end
+	done   chan struct{} // closed when the listener is
 }
 
 func (e *exposed) close() {
@@ -134,7 +135,12 @@ func (s *Service) ExposePort(ctx context.Context,
 func (s *Service) expose(st *tenants.State, id turnstone.SandboxID, p *kept.Port) error {
 	n := portName{id, p.Port}
 	s.mu.Lock()
-	was, count := s.ports[n], len(s.ports)
+	was, count, own := s.ports[n], len(s.ports), 0
+	for _, e := range s.ports {
+		if e.tenant == st.Tenant {
+			own++
+		}
+	}
 	if was != nil && was.until(p.Expires) {
 		p.Address = was.Address
 		s.mu.Unlock()
@@ -143,18 +149,18 @@ func (s *Service) expose(st *tenants.State, id turnstone.SandboxID, p *kept.Port
 	s.mu.Unlock()
 	if was != nil {
 		was.close()
-	} else if count >= maxPorts {
+	} else if p.Address == "" && !s.addresses.Fit(own, count, s.o.Ports) || count >= s.o.Ports {
 		return exhausted(turnstone.Errorf("sandbox.expose", turnstone.KindExhausted, "the node",
-			"exposes %d ports, and may expose no more", count))
+			"exposes %d ports, %d of them for this tenant, and may expose no more for it", count, own))
 	}
-	l, err := p.Listen(s.ctx, s.o.Expose)
+	l, err := s.addresses.Listen(s.ctx, s.o.Expose, id, p)
 	if err != nil {
 		return turnstone.NewError("sandbox.expose", turnstone.KindUnavailable, p.Address, err).
 			WithHint("let the node's operator choose another address for node.expose")
 	}
 	p.Address = l.Addr().String()
 	ctx, stop := context.WithCancel(s.ctx)
-	e := &exposed{Port: *p, stop: stop, done: make(chan struct{})}
+	e := &exposed{Port: *p, tenant: st.Tenant, stop: stop, done: make(chan struct{})}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ctx.Err() != nil {
@@ -166,7 +172,8 @@ func (s *Service) expose(st *tenants.State, id turnstone.SandboxID, p *kept.Port
 	s.ports[n] = e
 	s.wg.Go(func() {
 		defer stop()
-		_ = st.Sandboxes.Expose(ctx, id, p.Port, l, nil) // the end of the sandbox or of the time
+		_ = st.Sandboxes.Expose(ctx, id, n.port, l, nil) // the end of the sandbox or of the time
+		s.addresses.Leave(id, l.Addr())
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if e.timer != nil {

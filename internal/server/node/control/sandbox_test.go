@@ -482,3 +482,35 @@ func TestPortsMove(t *testing.T) {
 		}
 	}
 }
+
+// TestPortShares: a tenant that exposes ports until the node refuses more leaves some for another one, and
+// has its own again after a restart.
+func TestPortShares(t *testing.T) {
+	s, flood, quiet := newScene(t, nil), of("flood"), of("quiet")
+	s.stop(t)
+	s.o.Ports = 8
+	s.start(t)
+	expose := func(who person, id string, port int) error {
+		_, err := call(t, s.ExposePort, &v1.NodeServiceExposePortRequest{Principal: who.Principal,
+			Request: &v1.ExposePortRequest{SandboxId: id, Port: uint32(port)}})
+		return err
+	}
+	id, other := s.made(t, flood, nil).SandboxId, s.made(t, quiet, nil).SandboxId
+	for port := 1; port <= 4; port++ {
+		if err := expose(flood, id, port); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want(t, "more than half", expose(flood, id, 5), turnstone.KindExhausted)
+	for _, port := range []int{1, 2} {
+		if err := expose(quiet, other, port); err != nil {
+			t.Errorf("nothing is left for another tenant: %v", err)
+		}
+	}
+	s.stop(t)
+	s.start(t)
+	if err := expose(flood, id, 4); err != nil {
+		t.Errorf("after a restart: %v", err)
+	}
+	want(t, "more after a restart", expose(flood, id, 5), turnstone.KindExhausted)
+}

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -22,7 +21,6 @@ import (
 	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/channel/attest"
 	"turnstone.dev/turnstone/internal/filestamp"
-	"turnstone.dev/turnstone/internal/fixedport"
 	"turnstone.dev/turnstone/internal/proof/key"
 )
 
@@ -46,19 +44,6 @@ type Port struct {
 	Port    uint16    `json:"port"`    // in the sandbox
 	Address string    `json:"address"` // where the node listened when it was exposed
 	Expires time.Time `json:"expires,omitzero"`
-}
-
-// Listen listens at the port of p's address, or if it has none at one that stays free while the node
-// restarts. It does so at host, because the setting may have changed since the port got its address.
-func (p *Port) Listen(ctx context.Context, host string) (net.Listener, error) {
-	if p.Address == "" {
-		return fixedport.Listen(ctx, host)
-	}
-	_, port, err := net.SplitHostPort(p.Address)
-	if err != nil {
-		return nil, err
-	}
-	return (&net.ListenConfig{}).Listen(ctx, "tcp", net.JoinHostPort(host, port))
 }
 
 // A Snapshot is what the node keeps of a snapshot, whose machine is in the folder machine beside it.

@@ -26,7 +26,7 @@ import (
 // of the document, which only the node's configuration grants. The session is the ticket's.
 func request(doc *document.Document, t Ticket, s *wire.TurnSettings) (req executor.Request,
 	times int, err error) {
-	if s.Session != t.Session {
+	if !t.names(s.Session) {
 		return req, 0, turnstone.Errorf("turn.run", turnstone.KindInvalid, "session "+s.Session,
 			"is not the session of the ticket").WithHint("start the turn for this session")
 	}
@@ -104,7 +104,7 @@ var turnID = regexp.MustCompile(`^t_[0-9a-v]{18}$`)
 // the ticket's session.
 func resumption(t Ticket, s *wire.TurnSettings) (executor.ResumeTurnRequest, error) {
 	var none executor.ResumeTurnRequest
-	if s.Session != t.Session || t.Session == "" {
+	if !t.names(s.Session) || t.Session == "" {
 		return none, turnstone.Errorf("turn.run", turnstone.KindInvalid, "session "+s.Session,
 			"is not the session of the ticket").WithHint("start the turn for the session of the turn")
 	}

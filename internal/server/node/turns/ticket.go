@@ -47,6 +47,11 @@ func (t Ticket) same(o Ticket) bool {
 	return t == o
 }
 
+// names reports whether a client's word for the session of its turn is the ticket's.
+func (t Ticket) names(session string) bool {
+	return session == t.Session || t.SessionID != "" && session == string(t.SessionID)
+}
+
 // Trail returns the Trail of a ticket that the request of ctx reserves.
 func Trail(ctx context.Context) string { return trail.Text(ctx) }
 

@@ -505,6 +505,16 @@ func TestRequest(t *testing.T) {
 			t.Errorf("%s is granted: %v", key, asks)
 		}
 	}
+	// A session may be named by its ID, as it is in a ticket that was reserved by its name, and by no other.
+	id := *s
+	id.Session = "s_06h0roc6jvt83o48kg"
+	for of, want := range map[Ticket]bool{{Session: "s", SessionID: "s_06h0roc6jvt83o48kg"}: true,
+		{Session: "s", SessionID: "s_06h0roc6jvt83o48k0"}: false, {Session: "s"}: false, {}: false} {
+		of.Template = s.Image
+		if r, _, err := request(doc, of, &id); (err == nil) != want || err == nil && r.Session != id.Session {
+			t.Errorf("%+v: %v, %v", of, r.Session, err)
+		}
+	}
 	if *req.Seed != 1<<64-1 || req.Clock.Year() != 2026 || doc.Front.Home != "" {
 		t.Errorf("%+v", req)
 	}
