@@ -1097,6 +1097,7 @@ Node = TypedDict(
         "draining": "bool",
         "availableMemory": "str",
         "diskFull": "bool",
+        "storeAway": "str",
     },
     total=False,
 )
@@ -1689,6 +1690,7 @@ MESSAGES: dict[str, dict[str, Field]] = {
         "draining": Field(11, "bool", "one", ""),
         "availableMemory": Field(12, "uint64", "one", ""),
         "diskFull": Field(13, "bool", "one", ""),
+        "storeAway": Field(14, "string", "one", ""),
     },
     "turnstone.v1.WarmKind": {
         "tenant": Field(1, "string", "one", ""),
