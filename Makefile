@@ -118,43 +118,47 @@ ON_QEMU := (run|session|kept|home|lifetime|network|sandbox-fork|secret|channel)
 TEST_KERNEL ?= $(abspath $(wildcard ../shared/kvm/vmlinux))
 export TEST_KERNEL
 
-# What runs where, and what it costs, is in docs/testing.md. The scripts that start machines, and the
-# corpus of deterministic programs, run without the race detector, because it makes each of their many
-# processes slow, and so do the packages that link the libraries of Kubernetes, whose second build would
-# take minutes, and what computes alone; the other tests of the packages run with it. A program with the
-# race detector sleeps for a second before it exits, in which other goroutines may still race; thousands of
-# the tests' processes would sleep so for many minutes, so GORACE says less.
+# What runs where, and what it costs, is in docs/testing.md. The scripts, and the corpus of deterministic
+# programs, run without the race detector, because it makes each of their many processes slow, and so do the
+# packages that link the libraries of Kubernetes, whose second build would take minutes, and what computes
+# alone; the other tests of the packages run with it, and make race runs those of the rest that can. A program
+# with the race detector sleeps for a second before it exits, in which other goroutines may still race;
+# thousands of the tests' processes would sleep so for many minutes, so GORACE says less.
 #
 # What waits more than it computes has more processes than processors. The packages that take longest come
-# first, so that none of them runs alone at the end. The soak runs for five minutes, with faults; beside it
-# are the operator with a real API server, the shim's pods, and the suites in other languages, and after it
-# what runs again on QEMU and under KVM, beside what runs again as a user. After a failed part the other
-# parts still run. make check has vetted the tests. The tests of turn ui run in Chromium, and keep pictures
-# of the page in .cache/pictures.
+# first, so that none of them runs alone at the end. The soak runs for five minutes, with faults, and after it
+# what runs again under KVM, on QEMU and as a user; beside them are the operator with a real API server, the
+# shim's pods, and the suites in other languages. After a failed part the other parts still run. make check
+# has vetted the tests. The tests of turn ui run in Chromium, and keep pictures of the page in .cache/pictures.
 BROWSER = TURN_TEST_BROWSER=1 TURN_TEST_PICTURES='$(CURDIR)/.cache/pictures'
 KUBERNETES = ./internal/kube/... ./cmd/turn-operator
-ALONE = ./packaging/image
+ALONE = ./packaging/image ./internal/template/oci ./internal/lang/syntax
 LONGEST = $(addprefix ./,cmd/turn-server cmd/turn internal/driver/qemu internal/turn internal/template internal/driver/gvisor \
-	internal/store internal/server/controller internal/guest/agent internal/template/oci internal/server/records internal/lang/syntax)
-OTHERS = $(shell $(GO) list ./... | grep -v -e /internal/kube/ -e /cmd/turn-operator -e /packaging/image)
+	internal/store internal/server/controller internal/guest/agent internal/server/records)
+OTHERS = $(shell $(GO) list ./... | grep -v -e /internal/kube/ -e /cmd/turn-operator $(ALONE:./%=-e /%$$))
 CPUS := $(shell nproc)
 MORE = $(shell echo $$(($(CPUS) + 1)))
 
 .PHONY: test
 test: setup-tests shim check proto-check chart-check ## set up, build, and run every test; as root, some again as a user
 	@set -x; failed=0; export $(SHARED); test="$(GO) test -vet=off -timeout $(TIMEOUT)"; \
-	$(BROWSER) GORACE=atexit_sleep_ms=10 $$test -race -tags= -trimpath=false -p $(MORE) -skip '^TestMachine(Script$$|Corpus)' $(LONGEST) $(OTHERS) || failed=1; \
-	$$test -parallel $(MORE) -run '^TestMachine(Script$$|Corpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
+	$(BROWSER) GORACE=atexit_sleep_ms=10 $$test -race -tags= -trimpath=false -p $(MORE) -skip '^Test((Machine)?Script$$|MachineCorpus)' $(LONGEST) $(OTHERS) || failed=1; \
+	$$test -parallel $(MORE) -run '^Test((Machine)?Script$$|MachineCorpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
 	scripts/together \
 		"TURN_SOAK_FOR=5m $$test -count 1 -run '^TestSoak$$' ./cmd/turn; \
 		scripts/test-kvm; \
-		TURN_SUBSTRATE=qemu $$test -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn" \
+		TURN_SUBSTRATE=qemu $$test -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn; \
+		scripts/test-as-user" \
 		"$$test $(KUBERNETES) $(ALONE); \
 		make operator; \
 		(cd shim && export CGO_ENABLED=0 GOFLAGS= && $(GO) vet -trimpath ./... && $(GO) test -trimpath -vet=off -timeout $(TIMEOUT) ./...); \
-		$(BROWSER) scripts/test-suites; \
-		scripts/test-as-user" || failed=1; \
+		$(BROWSER) scripts/test-suites" || failed=1; \
 	exit $$failed
+
+.PHONY: race
+race: setup-tests build ## run with the race detector what make test runs without it
+	GORACE=atexit_sleep_ms=10 $(GO) test -vet=off -timeout $(TIMEOUT) -race -run '^TestScript$$' ./cmd/turn
+	GORACE=atexit_sleep_ms=10 $(GO) test -vet=off -timeout $(TIMEOUT) -race $(ALONE)
 
 .PHONY: soak
 soak: setup-tests build ## run turns through a server with kills for SOAK_FOR (default 1h)
