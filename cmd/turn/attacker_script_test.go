@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/json"
 	"io"
 	"net"
@@ -43,7 +44,8 @@ import (
 //	node FILE                               the name of the node, in all answers
 //	ask ID, path ID                         another sandbox is asked for, or connected
 //	ticket                                  the ticket of an earlier turn is answered
-//	altered repeated reordered reflected truncated N     the node's message N; with up_ the client's
+//	altered repeated reordered reflected truncated N     the node's message N; with up_ the client's; what
+//	                                        is reflected is a message N or later, after frames came back
 //	up_again                                the client's messages once more, over a connection
 func attacker(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
@@ -390,7 +392,7 @@ type tap struct {
 func (t *tap) carry(up bool, to io.Writer, from io.Reader) {
 	word, mine := strings.CutPrefix(t.o.word, "up_")
 	var held *ws.Frame
-	for n := 0; ; {
+	for n, due := 0, mine == up; ; {
 		f, err := ws.ReadFrame(from)
 		if err != nil {
 			return
@@ -398,8 +400,10 @@ func (t *tap) carry(up bool, to io.Writer, from io.Reader) {
 		send := []ws.Frame{f}
 		if f.Header.OpCode == ws.OpBinary {
 			n++
-			other := t.note(up, f)
-			if mine == up && n == t.o.number() {
+			other, framed := t.note(up, f)
+			// A side's handshake is no frame: one that came back would be altered data.
+			if due && n >= t.o.number() && (framed || word != "reflected") {
+				due = false
 				if send, held = t.manipulate(word, f, other); send == nil && held == nil {
 					return
 				}
@@ -415,18 +419,33 @@ func (t *tap) carry(up bool, to io.Writer, from io.Reader) {
 	}
 }
 
-// note keeps a message, and returns the last one of the other side, as a message of this side.
-func (t *tap) note(up bool, f ws.Frame) ws.Frame {
+// note keeps a message, and returns the last one of the other side, as a message of this side, and
+// whether it consists of whole frames of the channel.
+func (t *tap) note(up bool, f ws.Frame) (other ws.Frame, framed bool) {
 	plain := ws.UnmaskFrame(f).Payload
 	t.m.see(plain)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !up {
 		t.last[0] = plain
-		return ws.NewBinaryFrame(bytes.Clone(t.last[1]))
+		return ws.NewBinaryFrame(bytes.Clone(t.last[1])), isFrames(t.last[1])
 	}
 	t.last[1], t.all = plain, append(t.all, f)
-	return ws.MaskFrame(ws.NewBinaryFrame(bytes.Clone(t.last[0])))
+	return ws.MaskFrame(ws.NewBinaryFrame(bytes.Clone(t.last[0]))), isFrames(t.last[0])
+}
+
+// isFrames reports whether a message is one or more whole frames, each with its size and number before it.
+func isFrames(message []byte) bool {
+	const head = 2 + 8
+	n := 0
+	for ; len(message) >= head; n++ {
+		size := head + int(binary.BigEndian.Uint16(message))
+		if size > len(message) {
+			return false
+		}
+		message = message[size:]
+	}
+	return n > 0 && len(message) == 0
 }
 
 // manipulate returns what is sent in place of f, and what is held until the next message; nothing of
