@@ -85,6 +85,10 @@ func (w *world) outage(server turns.Server, from func(file, more string) string)
 		w.must(w.admin.Get(ctx, client.ObjectKey{Namespace: "default", Name: "through"}, x))
 		return x.Status.Phase == v1alpha1.PhaseRunning || x.Status.Phase == v1alpha1.PhasePassed
 	})
+	// Their objects say so from the reservation on. An operator that has lost its lease starts no turn.
+	w.until("the server runs what is reserved", func() bool {
+		return !strings.Contains(w.turn(home, "test", "top", "--json"), `"reserved"`)
+	})
 	started := starts.Load()
 	w.cluster.EndAPIServer()
 	end := time.Now().Add(w.length())
