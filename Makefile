@@ -121,9 +121,10 @@ export TEST_KERNEL
 # What runs where, and what it costs, is in docs/testing.md. The scripts, and the corpus of deterministic
 # programs, run without the race detector, because it makes each of their many processes slow, and so do the
 # packages that link the libraries of Kubernetes, whose second build would take minutes, and what computes
-# alone; the other tests of the packages run with it, and make race runs those of the rest that can. A program
-# with the race detector sleeps for a second before it exits, in which other goroutines may still race;
-# thousands of the tests' processes would sleep so for many minutes, so GORACE says less.
+# alone; the other tests of the packages run with it, those of goroutines among what computes too, and make race
+# runs those of the rest that can. A program with the race detector sleeps for a second before it exits, in
+# which other goroutines may still race; thousands of the tests' processes would sleep so for many minutes, so
+# GORACE says less.
 #
 # What waits more than it computes has more processes than processors. The packages that take longest come
 # first, so that none of them runs alone at the end. The soak runs for five minutes, with faults, and after it
@@ -132,7 +133,9 @@ export TEST_KERNEL
 # has vetted the tests. The tests of turn ui run in Chromium, and keep pictures of the page in .cache/pictures.
 BROWSER = TURN_TEST_BROWSER=1 TURN_TEST_PICTURES='$(CURDIR)/.cache/pictures'
 KUBERNETES = ./internal/kube/... ./cmd/turn-operator
-ALONE = ./packaging/image ./internal/template/oci ./internal/lang/syntax
+COMPUTES = ./internal/template/oci ./internal/lang/syntax
+GOROUTINES = ^Test(Concurrent|Resumes|ResumesDamage|Prune|AtOnce)$$
+ALONE = ./packaging/image $(COMPUTES)
 LONGEST = $(addprefix ./,cmd/turn-server cmd/turn internal/driver/qemu internal/turn internal/template internal/driver/gvisor \
 	internal/store internal/server/controller internal/guest/agent internal/server/records)
 OTHERS = $(shell $(GO) list ./... | grep -v -e /internal/kube/ -e /cmd/turn-operator $(ALONE:./%=-e /%$$))
@@ -143,6 +146,7 @@ MORE = $(shell echo $$(($(CPUS) + 1)))
 test: setup-tests shim check proto-check chart-check ## set up, build, and run every test; as root, some again as a user
 	@set -x; failed=0; export $(SHARED); test="$(GO) test -vet=off -timeout $(TIMEOUT)"; \
 	$(BROWSER) GORACE=atexit_sleep_ms=10 $$test -race -tags= -trimpath=false -p $(MORE) -skip '^Test((Machine)?Script$$|MachineCorpus)' $(LONGEST) $(OTHERS) || failed=1; \
+	GORACE=atexit_sleep_ms=10 $$test -race -tags= -trimpath=false -run '$(GOROUTINES)' $(COMPUTES) || failed=1; \
 	$$test -parallel $(MORE) -run '^Test((Machine)?Script$$|MachineCorpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
 	scripts/together \
 		"TURN_SOAK_FOR=5m $$test -count 1 -run '^TestSoak$$' ./cmd/turn; \
