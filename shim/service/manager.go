@@ -2,9 +2,10 @@ package service
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
-	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -65,23 +66,7 @@ func (Manager) Start(ctx context.Context, p *bootapi.BootstrapParams) (_ *bootap
 	if err != nil {
 		return nil, err
 	}
-	dir := p.GetSocketDir()
-	if dir == "" {
-		dir = filepath.Join(defaults.DefaultStateDir, "s")
-	}
-	address, err := shim.CreateSocketAddress(ctx, dir, p.GetContainerdGrpcAddress(),
-		p.GetInstanceID(), false)
-	if err != nil {
-		return nil, err
-	}
-	socket, err := shim.NewSocket(address)
-	if shim.SocketEaddrinuse(err) { // of a shim that was killed
-		if shim.CanConnect(address) {
-			return nil, fmt.Errorf("a shim of %s runs", p.GetInstanceID())
-		}
-		_ = shim.RemoveSocket(address)
-		socket, err = shim.NewSocket(address)
-	}
+	address, socket, err := newSocket(ctx, p)
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +96,7 @@ func (Manager) Start(ctx context.Context, p *bootapi.BootstrapParams) (_ *bootap
 		return nil, err
 	}
 	cmd := exec.Command(program, args...)
-	cmd.Env = append(os.Environ(), optionsVar+"="+options)
+	cmd.Env = append(os.Environ(), optionsVar+"="+options, socketVar+"="+address)
 	cmd.ExtraFiles = []*os.File{file}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if forTask() {
@@ -127,6 +112,27 @@ func (Manager) Start(ctx context.Context, p *bootapi.BootstrapParams) (_ *bootap
 		return nil, err
 	}
 	return &bootapi.BootstrapResult{Version: 3, Protocol: "ttrpc", Address: address}, nil
+}
+
+// newSocket makes the socket of a shim. Its address differs from that of every other shim, also from
+// those of the same instance: a shim is told that it may end before it has ended, and a later one that
+// had the same address would lose its socket to the former's last steps.
+func newSocket(ctx context.Context, p *bootapi.BootstrapParams) (address string, _ *net.UnixListener,
+	err error) {
+	dir := p.GetSocketDir()
+	if dir == "" {
+		dir = filepath.Join(defaults.DefaultStateDir, "s")
+	}
+	address, err = shim.CreateSocketAddress(ctx, dir, p.GetContainerdGrpcAddress(),
+		filepath.Join(p.GetInstanceID(), rand.Text()), false)
+	if err != nil {
+		return "", nil, err
+	}
+	socket, err := shim.NewSocket(address)
+	if err != nil {
+		return "", nil, err
+	}
+	return address, socket, nil
 }
 
 // forTask reports whether the shim is started for a container without a pod. The folder of its bundle,

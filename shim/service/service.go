@@ -81,7 +81,7 @@ func New(ctx context.Context, publisher shim.Publisher, sd shutdown.Service,
 		s.end()
 		return nil
 	})
-	if address, err := shim.ReadAddress("address"); err == nil {
+	if address := settings.socket; address != "" {
 		sd.RegisterCallback(func(context.Context) error { return shim.RemoveSocket(address) })
 	}
 	return s

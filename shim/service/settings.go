@@ -35,6 +35,7 @@ type Settings struct {
 
 	// hostNetwork is the identity of the host's network namespace, if the shim is in one of its own.
 	hostNetwork string
+	socket      string // the address at which the shim serves; it removes it at its end
 
 	home     string
 	programs driver.Programs
@@ -54,13 +55,17 @@ const optionsVar = "TURN_SHIM_OPTIONS"
 // one is the host's.
 const networkVar = "TURN_SHIM_NETWORK"
 
+// socketVar is the variable that tells a shim the address of its socket.
+const socketVar = "TURN_SHIM_SOCKET"
+
 // Load reads the settings of the state directory, which those of the handler override. getenv is
 // asked for what containerd's environment has of them: TURN_HOME, TURN_SUBSTRATE, the guest kernel
 // and the programs.
 func Load(getenv func(string) string) (Settings, error) {
 	s := Settings{Substrate: driver.GVisor, CPUs: 2, Memory: 2 << 30, Disk: 10 << 30,
 		MaxCPUs: turnstone.MaxCPUs, MaxMemory: turnstone.MaxMemory,
-		KillLimit: 60, home: getenv("TURN_HOME"), hostNetwork: getenv(networkVar)}
+		KillLimit: 60, home: getenv("TURN_HOME"),
+		hostNetwork: getenv(networkVar), socket: getenv(socketVar)}
 	if s.home == "" {
 		s.home = DefaultHome
 	}
