@@ -23,12 +23,16 @@ INIT = $(CC) -std=gnu11 -Os -Wall -Wextra -Werror -static -nostdlib -ffreestandi
 	-fno-pie -no-pie -fno-asynchronous-unwind-tables -Wl,-z,noseparate-code,-z,norelro,-z,noexecstack,--build-id=none -s \
 	-o internal/guest/process/bin/init internal/guest/process/init.c
 
+# With these tags a package that has no C code is compiled the same with and without cgo, so all programs, and
+# those of the tests, share what they consist of.
+TAGS = -tags=netgo,osusergo
+
 # Static programs run on every Linux; cgo, because the parser's grammars are C.
-STATIC = CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false -tags netgo,osusergo -ldflags '-s -w -linkmode external -extldflags "-static"'
+STATIC = CGO_ENABLED=1 $(GO) build -trimpath -buildvcs=false $(TAGS) -ldflags '-s -w -linkmode external -extldflags "-static"'
 
 # The flags of make build, so that vet and tests find what it compiled: two builds of everything, one of
 # them with the race detector, and no third one.
-SHARED = GOFLAGS='$(strip $(shell $(GO) env GOFLAGS) -trimpath -tags=netgo,osusergo)'
+SHARED = GOFLAGS='$(strip $(shell $(GO) env GOFLAGS) -trimpath $(TAGS))'
 
 # gVisor's program with the additions in runsc/. Raise the last number if the additions change in a
 # way that turn must detect: see package internal/driver/gvisor.
@@ -81,13 +85,13 @@ operator: ## build bin/turn-operator, for Kubernetes
 bin/runsc: $(RUNSC_INPUTS)
 	@mkdir -p bin
 	cd runsc && $(GO) run -mod=readonly ./overlay ../.cache/runsc
-	cd runsc && CGO_ENABLED=0 $(GO) run -mod=readonly -modfile ../.cache/runsc/go.mod -trimpath -buildvcs=false \
+	cd runsc && CGO_ENABLED=0 $(GO) run -mod=readonly -modfile ../.cache/runsc/go.mod -trimpath $(TAGS) -buildvcs=false \
 		gvisor.dev/gvisor/runsc/boot/filter/turnstonegen ../.cache/runsc/gvisor/runsc/boot/filter/turnstone_programs.go
-	cd runsc && CGO_ENABLED=0 $(GO) build -mod=readonly -modfile ../.cache/runsc/go.mod -trimpath -buildvcs=false \
+	cd runsc && CGO_ENABLED=0 $(GO) build -mod=readonly -modfile ../.cache/runsc/go.mod -trimpath $(TAGS) -buildvcs=false \
 		-ldflags '-s -w -X gvisor.dev/gvisor/runsc/version.version=$(RUNSC_VERSION)' -o ../bin/runsc .
 
 # The RuntimeClass of containerd, with the helper that it puts into sandboxes: docs/shim.md.
-SHIM = cd shim && CGO_ENABLED=0 $(GO) build -mod=readonly -trimpath -buildvcs=false -ldflags '-s -w' -o
+SHIM = cd shim && CGO_ENABLED=0 $(GO) build -mod=readonly -trimpath $(TAGS) -buildvcs=false -ldflags '-s -w' -o
 
 .PHONY: shim
 shim: build ## build bin/containerd-shim-turnstone-v2
@@ -120,9 +124,9 @@ export TEST_KERNEL
 
 # What runs where, and what it costs, is in docs/testing.md. The scripts, and the corpus of deterministic
 # programs, run without the race detector, because it makes each of their many processes slow, and so do the
-# packages that link the libraries of Kubernetes, whose second build would take minutes, and what computes
-# alone; the other tests of the packages run with it, those of goroutines among what computes too, and make race
-# runs those of the rest that can. A program with the race detector sleeps for a second before it exits, in
+# packages that link the libraries of Kubernetes, whose second build would take minutes, what computes
+# alone (COMPUTES, SWEEPS), and what starts no goroutine (SERIAL); the other tests of the packages run with it, those of
+# goroutines among what computes too, and make race runs those of the rest that can. A program with the race detector sleeps for a second before it exits, in
 # which other goroutines may still race; thousands of the tests' processes would sleep so for many minutes, so
 # GORACE says less.
 #
@@ -135,7 +139,13 @@ BROWSER = TURN_TEST_BROWSER=1 TURN_TEST_PICTURES='$(CURDIR)/.cache/pictures'
 KUBERNETES = ./internal/kube/... ./cmd/turn-operator
 COMPUTES = ./internal/template/oci ./internal/lang/syntax
 GOROUTINES = ^Test(Concurrent|Resumes|ResumesDamage|Prune|AtOnce)$$
-ALONE = ./packaging/image $(COMPUTES)
+SERIAL = $(addprefix ./,document internal internal/api internal/brief internal/cli/flags internal/config internal/e2b/pass \
+	internal/fleet internal/fleet/sim internal/fsimage/ext4 internal/fsimage/tar2erofs internal/fsimage/upperdir \
+	internal/guest/kernel/need internal/hostpath internal/plan internal/proof internal/repo/trace internal/server/patience \
+	internal/server/principal internal/suggest internal/template/builtin internal/template/wheel \
+	internal/tomlnest internal/turn/transcript internal/ui/web/bundle manifest sdk/python/gen wire/internal/gen)
+ALONE = ./packaging/image $(COMPUTES) $(SERIAL)
+SWEEPS = ^Test(CrashSweep|LyingServer|AnyByteOfAPack|SealedModel)$$
 LONGEST = $(addprefix ./,cmd/turn-server cmd/turn internal/driver/qemu internal/turn internal/template internal/driver/gvisor \
 	internal/store internal/server/controller internal/guest/agent internal/server/records)
 OTHERS = $(shell $(GO) list ./... | grep -v -e /internal/kube/ -e /cmd/turn-operator $(ALONE:./%=-e /%$$))
@@ -145,9 +155,9 @@ MORE = $(shell echo $$(($(CPUS) + 1)))
 .PHONY: test
 test: setup-tests shim check proto-check chart-check ## set up, build, and run every test; as root, some again as a user
 	@set -x; failed=0; export $(SHARED); test="$(GO) test -vet=off -timeout $(TIMEOUT)"; \
-	$(BROWSER) GORACE=atexit_sleep_ms=10 $$test -race -tags= -trimpath=false -p $(MORE) -skip '^Test((Machine)?Script$$|MachineCorpus)' $(LONGEST) $(OTHERS) || failed=1; \
-	GORACE=atexit_sleep_ms=10 $$test -race -tags= -trimpath=false -run '$(GOROUTINES)' $(COMPUTES) || failed=1; \
-	$$test -parallel $(MORE) -run '^Test((Machine)?Script$$|MachineCorpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
+	$(BROWSER) GORACE=atexit_sleep_ms=10 $$test -race -tags= -p $(MORE) -skip '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' $(LONGEST) $(OTHERS) || failed=1; \
+	GORACE=atexit_sleep_ms=10 $$test -race -tags= -run '$(GOROUTINES)' $(COMPUTES) || failed=1; \
+	$$test -parallel $(MORE) -run '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' ./cmd/turn ./internal/bench/corpus ./internal/store || failed=1; \
 	scripts/together \
 		"TURN_SOAK_FOR=5m $$test -count 1 -run '^TestSoak$$' ./cmd/turn; \
 		scripts/test-kvm; \
@@ -155,13 +165,13 @@ test: setup-tests shim check proto-check chart-check ## set up, build, and run e
 		scripts/test-as-user" \
 		"$$test $(KUBERNETES) $(ALONE); \
 		make operator; \
-		(cd shim && export CGO_ENABLED=0 GOFLAGS= && $(GO) vet -trimpath ./... && $(GO) test -trimpath -vet=off -timeout $(TIMEOUT) ./...); \
+		(cd shim && export CGO_ENABLED=0 && $(GO) vet ./... && $(GO) test -vet=off -timeout $(TIMEOUT) ./...); \
 		$(BROWSER) scripts/test-suites" || failed=1; \
 	exit $$failed
 
 .PHONY: race
 race: setup-tests build ## run with the race detector what make test runs without it
-	GORACE=atexit_sleep_ms=10 $(GO) test -vet=off -timeout $(TIMEOUT) -race -run '^TestScript$$' ./cmd/turn
+	GORACE=atexit_sleep_ms=10 $(GO) test -vet=off -timeout $(TIMEOUT) -race -run '^TestScript$$|$(SWEEPS)' ./cmd/turn ./internal/store
 	GORACE=atexit_sleep_ms=10 $(GO) test -vet=off -timeout $(TIMEOUT) -race $(ALONE)
 
 .PHONY: soak
@@ -191,8 +201,12 @@ chart-check: ## lint the Helm chart, and compare packaging/kubernetes with it
 cross: ## build and vet the client for macOS and Windows
 	GO=$(GO) scripts/cross
 
+# Of macOS one architecture: the client has no file that differs between the two. make cross builds all.
+CLIENTS = darwin/arm64 windows/amd64
+
 .PHONY: check
-check: cross ## run go vet and gofmt, and build the clients
+check: ## run go vet and gofmt, and build the clients
+	GO=$(GO) scripts/cross $(CLIENTS)
 	$(SHARED) $(GO) vet ./...
 	@unformatted=$$(find . -path ./.cache -prune -o -name '*.go' -print | xargs gofmt -l); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w:"; echo "$$unformatted"; exit 1; fi

@@ -158,7 +158,7 @@ require (
 	github.com/google/btree v1.1.3 // indirect
 	github.com/google/go-containerregistry v0.22.1
 	golang.org/x/exp v0.0.0-20260908205506-85c1c2202aba // indirect
-	golang.org/x/time v0.15.0
+	golang.org/x/time v0.16.0
 	gvisor.dev/gvisor v0.0.0-20260905035102-160fafc42237
 )
 

@@ -14,6 +14,10 @@ import (
 	"turnstone.dev/turnstone/internal/repo/repotest"
 )
 
+// clientTags are those of the client; two are also those of all other programs, so that what both consist
+// of is compiled once.
+const clientTags = "turnstone_client,netgo,osusergo"
+
 // TestClientScript runs scripts with the client of macOS and Windows, built for this system: without
 // cgo, and with the files of the systems that run no sandboxes.
 func TestClientScript(t *testing.T) {
@@ -22,7 +26,7 @@ func TestClientScript(t *testing.T) {
 	}
 	needGo(t)
 	bin := t.TempDir()
-	build := exec.Command("go", "build", "-tags", "turnstone_client", "-o",
+	build := exec.Command("go", "build", "-tags", clientTags, "-o",
 		filepath.Join(bin, "turn"), ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
@@ -53,7 +57,7 @@ func TestClientScript(t *testing.T) {
 func TestClientImports(t *testing.T) {
 	needGo(t)
 	const ours = "turnstone.dev/turnstone/"
-	list := exec.Command("go", "list", "-deps", "-tags", "turnstone_client", ".")
+	list := exec.Command("go", "list", "-deps", "-tags", clientTags, ".")
 	list.Env = append(os.Environ(), "CGO_ENABLED=0")
 	all := strings.Fields(string(repotest.OK[[]byte](t)(list.Output())))
 	if !slices.Contains(all, ours+"executor") {

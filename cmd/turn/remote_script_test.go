@@ -180,7 +180,7 @@ func client(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: client")
 	}
-	path, err := builtProgram(ts, "turn-client", ".", "-tags", "turnstone_client")
+	path, err := builtProgram(ts, "turn-client", ".", "-tags", clientTags)
 	ts.Check(err)
 	ts.Setenv("PATH", filepath.Dir(path)+string(filepath.ListSeparator)+ts.Getenv("PATH"))
 }

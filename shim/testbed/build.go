@@ -22,8 +22,9 @@ var tools = []string{
 	"github.com/containernetworking/plugins/plugins/ipam/host-local",
 }
 
-// tags leave out of containerd what no test needs.
-const tags = "-tags=no_btrfs,no_devmapper,no_zfs,no_tracing"
+// tags leave out of containerd what no test needs. Two are the project's own, so that what both consist
+// of is compiled once.
+const tags = "-tags=netgo,osusergo,no_btrfs,no_devmapper,no_zfs,no_tracing"
 
 // Tools builds the programs of the module at dir once for each version, below the folder home, and
 // returns their folder. Without Go the error is exec.ErrNotFound.

@@ -58,13 +58,16 @@ func Build(ctx context.Context, dir, module string) (Programs, error) {
 
 func built(program string) bool { _, err := os.Stat(program); return err == nil }
 
+// sharedTags are those of the project's own build, so that what both consist of is compiled once.
+const sharedTags = "-tags=netgo,osusergo"
+
 // build builds a program, unless another process has built it.
 func build(ctx context.Context, module, pkg, program string) error {
 	if built(program) {
 		return nil
 	}
 	tmp := fmt.Sprintf("%s.%d", program, os.Getpid())
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w",
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", sharedTags, "-buildvcs=false", "-ldflags=-s -w",
 		"-o", tmp, pkg)
 	cmd.Dir = module
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool { return kv == "GOFLAGS" }),

@@ -68,7 +68,7 @@ func Build(ctx context.Context, dir, module string) (string, error) {
 		return "", err
 	}
 	tmp := fmt.Sprintf("%s.%d", program, os.Getpid())
-	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", tmp,
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-tags=netgo,osusergo", "-ldflags=-s -w", "-o", tmp,
 		"github.com/versity/versitygw/cmd/versitygw")
 	cmd.Dir = module
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=readonly")
