@@ -72,34 +72,48 @@ func (w *Watch) Await(ctx context.Context, p Patience, load func() (Load, error)
 
 // A hanging adds up a guest's activity since its console's last line.
 type hanging struct {
-	lines      int
-	at         time.Time
-	cpu        time.Duration
-	idle, work time.Duration
+	lines int
+	Stall
 }
 
 // look takes the current load, and returns an error when p's bounds are exceeded.
 func (h *hanging) look(p Patience, lines int, now time.Time, l Load, known bool) error {
-	passed, worked := now.Sub(h.at), l.CPU-h.cpu
-	first := h.at.IsZero()
-	h.at, h.cpu = now, l.CPU
+	h.Add(lines != h.lines, now, l, known)
+	h.lines = lines
 	switch {
-	case first || lines != h.lines:
-		h.lines, h.idle, h.work = lines, 0, 0
-	case !known:
-		h.work += passed
-	case !l.Busy && worked*quiet < passed:
-		h.idle += passed
-	default:
-		h.work += worked
-	}
-	switch {
-	case h.idle > p.Idle:
+	case h.Idle > p.Idle:
 		return fmt.Errorf("%w: it has neither computed nor printed a line for %s", ErrHangs, p.Idle)
-	case h.work > p.Work:
+	case h.Work > p.Work:
 		return fmt.Errorf("%w: it has computed for %s and printed no line", ErrHangs, p.Work)
 	}
 	return nil
+}
+
+// A Stall adds up what a machine has done since it last got further. The zero value is ready for use.
+type Stall struct {
+	Idle time.Duration // it neither computed nor waited for the host
+	Work time.Duration // processor time; also time in which its load was not known
+
+	at  time.Time
+	cpu time.Duration
+}
+
+// Add takes the current load, unless it is not known, and whether the machine has got further since the
+// last call.
+func (s *Stall) Add(further bool, now time.Time, l Load, known bool) {
+	passed, worked := now.Sub(s.at), l.CPU-s.cpu
+	first := s.at.IsZero()
+	s.at, s.cpu = now, l.CPU
+	switch {
+	case first || further:
+		s.Idle, s.Work = 0, 0
+	case !known:
+		s.Work += passed
+	case !l.Busy && worked*quiet < passed:
+		s.Idle += passed
+	default:
+		s.Work += worked
+	}
 }
 
 // firmwareEnd is the last output of QEMU's firmware (SeaBIOS).

@@ -7,12 +7,11 @@ import (
 )
 
 // A silence adds up how long a kernel has printed nothing. Time in which its machine waits for a processor
-// or a disk of the host does not count, so that a busy host is no stuck kernel; see console.Patience.
+// or a disk of the host does not count, so that a busy host is no stuck kernel.
 type silence struct {
-	text  string
-	at    time.Time
-	cpu   time.Duration
-	total time.Duration
+	text   string
+	looked time.Time
+	stall  console.Stall
 }
 
 // silenceLook is how often the load is measured.
@@ -21,21 +20,10 @@ const silenceLook = 100 * time.Millisecond
 // look takes what the console has, and returns the silence since that has changed. load measures the
 // machine; if it fails, all time counts.
 func (s *silence) look(text string, now time.Time, load func() (console.Load, error)) time.Duration {
-	passed := now.Sub(s.at)
-	if text == s.text && passed < silenceLook {
-		return s.total
+	if further := text != s.text; further || now.Sub(s.looked) >= silenceLook {
+		l, err := load()
+		s.stall.Add(further, now, l, err == nil)
+		s.text, s.looked = text, now
 	}
-	l, err := load()
-	worked := l.CPU - s.cpu
-	first := s.at.IsZero()
-	s.at, s.cpu = now, l.CPU
-	switch {
-	case first || text != s.text:
-		s.text, s.total = text, 0
-	case err != nil || !l.Busy && worked*10 < passed: // less than a tenth of a processor is idle
-		s.total += passed
-	default:
-		s.total += worked
-	}
-	return s.total
+	return s.stall.Idle + s.stall.Work
 }
