@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	sandboxv1 "sigs.k8s.io/agent-sandbox/api/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -164,16 +163,10 @@ func clip(s string) string {
 	return strings.ToValidUTF8(s, "?")
 }
 
-// result returns the outcome of a look at an object: one that was changed since is looked at again.
+// result returns the outcome of a look at an object, which may be gone.
 func result(err error) (ctrl.Result, error) {
-	if apierrors.IsConflict(err) {
-		return ctrl.Result{RequeueAfter: soon}, nil
-	}
 	return ctrl.Result{}, client.IgnoreNotFound(err)
 }
-
-// soon is when an object is looked at again whose change the cache has not seen.
-const soon = 50 * time.Millisecond
 
 // key names an object.
 func key(o client.Object) types.NamespacedName { return client.ObjectKeyFromObject(o) }

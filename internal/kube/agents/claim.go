@@ -18,6 +18,8 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
+
+	"turnstone.dev/turnstone/internal/kube/steady"
 )
 
 // Reasons of claims that agent-sandbox's types do not name. Its clients know them.
@@ -79,7 +81,7 @@ func (r *claims) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result, er
 			return ctrl.Result{}, err
 		}
 		if left, over := r.left(c); over { // since it has ended, which the status now says
-			after = soon
+			after = steady.Soon
 		} else {
 			after = left
 		}

@@ -69,7 +69,7 @@ func Add(m manager.Manager, o *Options) error {
 		Owns(&sandboxv1.Sandbox{}, builder.WithPredicates(says())).
 		Watches(&extv1.SandboxWarmPool{}, handler.EnqueueRequestsFromMapFunc(of.waiting), meant).
 		Watches(&extv1.SandboxTemplate{}, handler.EnqueueRequestsFromMapFunc(of.waiting), meant).
-		WithOptions(many).Complete(of); err != nil {
+		WithOptions(many).Complete(steady.Calm(of)); err != nil {
 		return err
 	}
 	some := &pools{o: o, to: m.GetClient(), every: poolEvery}

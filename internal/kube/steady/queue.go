@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -60,7 +61,7 @@ func Fits(has, taken, places int) bool {
 // Share bounds the objects of one namespace that are worked on at one time, as Fits says, because each
 // may wait long for the server, for an image, or for what runs in a sandbox.
 func Share(workers int, r reconcile.Reconciler) reconcile.Reconciler {
-	return &share{Reconciler: r, workers: workers, busy: map[string]int{},
+	return &share{Reconciler: Calm(r), workers: workers, busy: map[string]int{},
 		waits: map[string]map[reconcile.Request]bool{}}
 }
 
@@ -81,6 +82,24 @@ func (s *share) Reconcile(ctx context.Context, q reconcile.Request) (reconcile.R
 	}
 	defer s.leave(q.Namespace)
 	return s.Reconciler.Reconcile(ctx, q)
+}
+
+// Calm takes a conflict for no failure, of which the log would tell as of an error: an object that has
+// changed since it was read is looked at again.
+func Calm(r reconcile.Reconciler) reconcile.Reconciler { return calm{r} }
+
+type calm struct{ reconcile.Reconciler }
+
+// Soon is when an object is looked at again whose change the cache has not seen.
+const Soon = 50 * time.Millisecond
+
+// Reconcile implements reconcile.Reconciler.
+func (c calm) Reconcile(ctx context.Context, q reconcile.Request) (reconcile.Result, error) {
+	r, err := c.Reconciler.Reconcile(ctx, q)
+	if apierrors.IsConflict(err) {
+		return reconcile.Result{RequeueAfter: Soon}, nil
+	}
+	return r, err
 }
 
 // enter takes a worker, or returns when to ask again.

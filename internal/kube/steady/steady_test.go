@@ -11,7 +11,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -212,4 +214,24 @@ func TestKeepTellsOfSettings(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestConflict: an object that has changed since it was read is looked at again; other errors are errors.
+func TestConflict(t *testing.T) {
+	conflict := apierrors.NewConflict(schema.GroupResource{Resource: "turns"}, "one", errors.New("modified"))
+	other := errors.New("other")
+	for _, c := range []struct {
+		gives, want error
+		again       bool
+	}{{conflict, nil, true}, {fmt.Errorf("status: %w", conflict), nil, true}, {other, other, false}, {nil, nil, false}} {
+		r := reconcile.Func(func(context.Context, reconcile.Request) (reconcile.Result, error) {
+			return reconcile.Result{}, c.gives
+		})
+		for _, r := range []reconcile.Reconciler{steady.Calm(r), steady.Share(2, r)} {
+			got, err := r.Reconcile(t.Context(), request("a", "one"))
+			if err != c.want || (got.RequeueAfter > 0) != c.again {
+				t.Errorf("%v: %v, %v", c.gives, got, err)
+			}
+		}
+	}
 }

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -100,8 +99,6 @@ const (
 	mostHeld   = 64 << 20
 	// againIn is the time between two tries of what the server cannot do now.
 	againIn = 10 * time.Second
-	// soon is when an object is looked at again whose change the cache has not seen.
-	soon = 50 * time.Millisecond
 )
 
 func or[T comparable](v, other T) T {
@@ -144,11 +141,8 @@ func set(all *[]metav1.Condition, o client.Object, kind string, is bool, reason,
 		Message: clip(message), ObservedGeneration: o.GetGeneration()})
 }
 
-// result returns the outcome of a look at an object: one that was changed since is looked at again.
+// result returns the outcome of a look at an object, which may be gone.
 func result(err error) (ctrl.Result, error) {
-	if apierrors.IsConflict(err) {
-		return ctrl.Result{RequeueAfter: soon}, nil
-	}
 	return ctrl.Result{}, client.IgnoreNotFound(err)
 }
 
