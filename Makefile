@@ -145,7 +145,8 @@ SERIAL = $(addprefix ./,document internal internal/api internal/brief internal/c
 	internal/server/principal internal/suggest internal/template/builtin internal/template/wheel \
 	internal/tomlnest internal/turn/transcript internal/ui/web/bundle manifest sdk/python/gen wire/internal/gen)
 ALONE = ./packaging/image $(COMPUTES) $(SERIAL)
-SWEEPS = ^Test(CrashSweep|LyingServer|AnyByteOfAPack|SealedModel)$$
+SWEEPS = ^Test(CrashSweep|LyingServer|AnyByteOfAPack|SealedModel|Streaming|ManagedHasIndex)$$|^TestSQLite$$/^Model$$
+SWEPT = ./internal/store ./internal/guest/agent ./internal/server/records
 LONGEST = $(addprefix ./,cmd/turn-server cmd/turn internal/driver/qemu internal/turn internal/template internal/driver/gvisor \
 	internal/store internal/server/controller internal/guest/agent internal/server/records)
 OTHERS = $(shell $(GO) list ./... | grep -v -e /internal/kube/ -e /cmd/turn-operator $(ALONE:./%=-e /%$$))
@@ -157,7 +158,7 @@ test: setup-tests shim check proto-check chart-check ## set up, build, and run e
 	@set -x; failed=0; export $(SHARED); test="$(GO) test -vet=off -timeout $(TIMEOUT)"; \
 	$(BROWSER) GORACE=atexit_sleep_ms=10 $$test -race -tags= -p $(MORE) -skip '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' $(LONGEST) $(OTHERS) || failed=1; \
 	GORACE=atexit_sleep_ms=10 $$test -race -tags= -run '$(GOROUTINES)' $(COMPUTES) || failed=1; \
-	$$test -parallel $(MORE) -run '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' ./cmd/turn ./internal/bench/corpus ./internal/store || failed=1; \
+	$$test -parallel $(MORE) -run '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' ./cmd/turn ./internal/bench/corpus $(SWEPT) || failed=1; \
 	scripts/together \
 		"TURN_SOAK_FOR=5m $$test -count 1 -run '^TestSoak$$' ./cmd/turn; \
 		scripts/test-kvm; \
@@ -171,7 +172,7 @@ test: setup-tests shim check proto-check chart-check ## set up, build, and run e
 
 .PHONY: race
 race: setup-tests build ## run with the race detector what make test runs without it
-	GORACE=atexit_sleep_ms=10 $(GO) test -vet=off -timeout $(TIMEOUT) -race -run '^TestScript$$|$(SWEEPS)' ./cmd/turn ./internal/store
+	GORACE=atexit_sleep_ms=10 $(GO) test -vet=off -timeout $(TIMEOUT) -race -run '^TestScript$$|$(SWEEPS)' ./cmd/turn $(SWEPT)
 	GORACE=atexit_sleep_ms=10 $(GO) test -vet=off -timeout $(TIMEOUT) -race $(ALONE)
 
 .PHONY: soak
