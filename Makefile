@@ -128,10 +128,10 @@ export TEST_KERNEL
 # alone (COMPUTES, SWEEPS), and what starts no goroutine (SERIAL); the other tests of the packages run with it, those of
 # goroutines among what computes too, and make race runs those of the rest that can. A program with the race detector sleeps for a second before it exits, in
 # which other goroutines may still race; thousands of the tests' processes would sleep so for many minutes, so
-# GORACE says less.
+# GORACE says less. -w leaves out what only a debugger reads, and a third of each link.
 #
 # What waits more than it computes has more processes than processors. The packages that take longest come
-# first, so that none of them runs alone at the end. The soak runs for five minutes, with faults, and after it
+# first, so that none of them runs alone at the end. The soak runs for three minutes, with faults, and after it
 # what runs again under KVM, on QEMU and as a user; beside them are the operator with a real API server, the
 # shim's pods, and the suites in other languages. After a failed part the other parts still run. make check
 # has vetted the tests. The tests of turn ui run in Chromium, and keep pictures of the page in .cache/pictures.
@@ -155,12 +155,12 @@ MORE = $(shell echo $$(($(CPUS) + 1)))
 
 .PHONY: test
 test: setup-tests shim check proto-check chart-check ## set up, build, and run every test; as root, some again as a user
-	@set -x; failed=0; export $(SHARED); test="$(GO) test -vet=off -timeout $(TIMEOUT)"; \
+	@set -x; failed=0; export $(SHARED); test="$(GO) test -vet=off -ldflags=-w -timeout $(TIMEOUT)"; \
 	$(BROWSER) GORACE=atexit_sleep_ms=10 $$test -race -tags= -p $(MORE) -skip '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' $(LONGEST) $(OTHERS) || failed=1; \
 	GORACE=atexit_sleep_ms=10 $$test -race -tags= -run '$(GOROUTINES)' $(COMPUTES) || failed=1; \
 	$$test -parallel $(MORE) -run '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' ./cmd/turn ./internal/bench/corpus $(SWEPT) || failed=1; \
 	scripts/together \
-		"TURN_SOAK_FOR=5m $$test -count 1 -run '^TestSoak$$' ./cmd/turn; \
+		"TURN_SOAK_FOR=3m $$test -count 1 -run '^TestSoak$$' ./cmd/turn; \
 		scripts/test-kvm; \
 		TURN_SUBSTRATE=qemu $$test -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn; \
 		scripts/test-as-user" \
