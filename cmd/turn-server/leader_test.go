@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
 	"io"
 	"net"
@@ -259,7 +260,11 @@ func TestForeignKey(t *testing.T) {
 	one := start(t, filepath.Join(dir, "one"), env("one"), "--role", config.Controller)
 	one.await("this controller leads")
 	home := filepath.Join(dir, "two")
+	// A leader stores its key a moment after it leads: a standby that looks before then looks again.
+	store := hideKey(t, database.URL)
 	two := start(t, home, env("two"), "--role", config.Controller)
+	two.await("waiting as a standby")
+	store()
 	two.await("this controller could not lead")
 	killed(one)
 	two.await("this controller cannot lead")
@@ -276,4 +281,31 @@ func TestForeignKey(t *testing.T) {
 		return text
 	})
 	two.end()
+}
+
+// hideKey waits for the key of the leader in the database, takes it out, and returns what stores it again.
+func hideKey(t *testing.T, url string) (store func()) {
+	t.Helper()
+	db, err := sql.Open("pgx", url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	key := ""
+	waitFor(t, func() string {
+		if err := db.QueryRowContext(t.Context(), "SELECT key FROM controller.leader").Scan(&key); err != nil {
+			return err.Error()
+		}
+		if key == "" {
+			return "the leader has no key"
+		}
+		return ""
+	})
+	set := func(key string) {
+		if _, err := db.ExecContext(t.Context(), "UPDATE controller.leader SET key = $1", key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set("")
+	return func() { set(key) }
 }

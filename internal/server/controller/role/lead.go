@@ -34,14 +34,17 @@ func (r *Role) elect(ctx context.Context) error {
 		return errors.Join(err, lease.Close())
 	}
 	ctx, stop := context.WithCancel(context.WithoutCancel(ctx))
-	warned := int64(0)
+	checked := "" // a leader stores its key a moment after it leads, and may rotate it later
 	waits := func(t records.Term) {
 		r.standby.see(t)
-		if t.Fence == warned {
+		call, end := context.WithTimeout(ctx, c.Records.Lease)
+		last, err := lease.Key(call)
+		end()
+		if err != nil || last == checked {
 			return
 		}
-		warned = t.Fence // early: the change of leaders is no good time to learn of it
-		if last, err := lease.Key(ctx); err == nil && !r.knows(issuer, last) {
+		checked = last // early: the change of leaders is no good time to learn of it
+		if !r.knows(issuer, last) {
 			r.o.Log.Error("this controller could not lead", "error", r.foreign())
 		}
 	}
