@@ -141,9 +141,11 @@ COMPUTES = ./internal/template/oci ./internal/lang/syntax
 GOROUTINES = ^Test(Concurrent|Resumes|ResumesDamage|Prune|AtOnce)$$
 SERIAL = $(addprefix ./,document internal internal/api internal/brief internal/cli/flags internal/config internal/e2b/pass \
 	internal/fleet internal/fleet/sim internal/fsimage/ext4 internal/fsimage/tar2erofs internal/fsimage/upperdir \
-	internal/guest/kernel/need internal/hostpath internal/plan internal/proof internal/repo/trace internal/server/patience \
-	internal/server/principal internal/suggest internal/template/builtin internal/template/wheel \
-	internal/tomlnest internal/turn/transcript internal/ui/web/bundle manifest sdk/python/gen wire/internal/gen)
+	internal/guest/kernel/need internal/hostpath internal/keyring/ringconfig internal/lang/diagnose internal/plan \
+	internal/proof internal/repo/bundle internal/repo/chain internal/repo/compare internal/repo/location internal/repo/trace \
+	internal/server/patience internal/server/principal internal/store/codec internal/suggest internal/template/builtin \
+	internal/template/treeindex internal/template/wheel internal/tomlnest internal/turn/transcript internal/ui/web/bundle \
+	manifest sdk/python/gen wire/internal/gen)
 ALONE = ./packaging/image $(COMPUTES) $(SERIAL)
 SWEEPS = ^Test(CrashSweep|LyingServer|AnyByteOfAPack|SealedModel|Streaming|ManagedHasIndex)$$|^TestSQLite$$/^Model$$
 SWEPT = ./internal/store ./internal/guest/agent ./internal/server/records
