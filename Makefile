@@ -137,8 +137,9 @@ export TEST_KERNEL
 # has vetted the tests. The tests of turn ui run in Chromium, and keep pictures of the page in .cache/pictures.
 BROWSER = TURN_TEST_BROWSER=1 TURN_TEST_PICTURES='$(CURDIR)/.cache/pictures'
 KUBERNETES = ./internal/kube/... ./cmd/turn-operator
-COMPUTES = ./internal/template/oci ./internal/lang/syntax
-GOROUTINES = ^Test(Concurrent|Resumes|ResumesDamage|Prune|AtOnce)$$
+COMPUTES = $(addprefix ./,internal/channel/authority internal/driver/snapshots internal/fsimage/lowerdir internal/lang/syntax \
+	internal/proof/key internal/repo internal/template/oci)
+GOROUTINES = ^Test(Agent|AtOnce|Concurrent|EndlessAnswers|EnsureRace|Faults|Folder.*|GCBesideTurns|NoteUseInParallel|Prune|Resumes|ResumesDamage|SealAtEachStep|ShredSweepsMemory|StackTogether|StoreInABucket|Together)$$
 SERIAL = $(addprefix ./,document internal internal/api internal/brief internal/cli/flags internal/config internal/e2b/pass \
 	internal/fleet internal/fleet/sim internal/fsimage/ext4 internal/fsimage/tar2erofs internal/fsimage/upperdir \
 	internal/guest/kernel/need internal/hostpath internal/keyring/ringconfig internal/lang/diagnose internal/plan \

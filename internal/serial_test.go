@@ -6,37 +6,64 @@ import (
 	"go/token"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
 
-// TestSerial checks that the packages which make test never runs with the race detector, and make race does
-// (SERIAL in the Makefile), start no goroutine, nor do their tests: the detector has nothing to find there.
+// TestSerial checks what make test runs without the race detector, and make race with it: the packages of
+// SERIAL in the Makefile start no goroutine, nor do their tests, so the detector has nothing to find there; of
+// those of COMPUTES, each test that starts one runs with the detector, because GOROUTINES names it.
 func TestSerial(t *testing.T) {
 	text, err := os.ReadFile("../Makefile")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, list, found := strings.Cut(string(text), "\nSERIAL = $(addprefix ./,")
-	list, _, closed := strings.Cut(list, ")")
-	packages := strings.Fields(strings.ReplaceAll(list, "\\\n", " "))
-	if !found || !closed || len(packages) == 0 {
-		t.Fatalf("no list of packages: %q", list)
-	}
-	for _, p := range packages {
-		files, err := filepath.Glob(filepath.Join("..", p, "*.go"))
-		if err != nil || len(files) == 0 {
-			t.Errorf("%s has no files: %v", p, err)
+	after := func(what, end string) string {
+		_, rest, found := strings.Cut(string(text), what)
+		rest, _, closed := strings.Cut(rest, end)
+		if !found || !closed || rest == "" {
+			t.Fatalf("the Makefile has no %q", what)
 		}
-		for _, name := range files {
-			set := token.NewFileSet()
-			f, err := parser.ParseFile(set, name, nil, 0)
-			if err != nil {
-				t.Fatal(err)
+		return strings.ReplaceAll(rest, "\\\n", " ")
+	}
+	for _, p := range strings.Fields(after("\nSERIAL = $(addprefix ./,", ")")) {
+		inspect(t, p, "*.go", func(at token.Position, _ string) {
+			t.Errorf("%s: runs beside others: take %s out of SERIAL", at, p)
+		})
+	}
+	named := regexp.MustCompile(strings.ReplaceAll(after("\nGOROUTINES = ", "\n"), "$$", "$"))
+	for _, p := range strings.Fields(after("\nCOMPUTES = $(addprefix ./,", ")")) {
+		inspect(t, p, "*_test.go", func(at token.Position, test string) {
+			if strings.HasPrefix(test, "Test") && !named.MatchString(test) {
+				t.Errorf("%s: %s runs beside others: add it to GOROUTINES", at, test)
 			}
-			ast.Inspect(f, func(n ast.Node) bool {
+		})
+	}
+}
+
+// inspect tells of each place in the files of a package that starts a goroutine or runs a test beside
+// others, and in which function it is.
+func inspect(t *testing.T, p, files string, tell func(at token.Position, function string)) {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join("..", p, files))
+	if err != nil || len(names) == 0 {
+		t.Errorf("%s has no files: %v", p, err)
+	}
+	for _, name := range names {
+		set := token.NewFileSet()
+		f, err := parser.ParseFile(set, name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range f.Decls {
+			in := ""
+			if f, ok := d.(*ast.FuncDecl); ok {
+				in = f.Name.Name
+			}
+			ast.Inspect(d, func(n ast.Node) bool {
 				if at := concurrent(n); at != token.NoPos {
-					t.Errorf("%s: runs beside others: take %s out of SERIAL", set.Position(at), p)
+					tell(set.Position(at), in)
 				}
 				return true
 			})
@@ -50,7 +77,8 @@ func concurrent(n ast.Node) token.Pos {
 	case *ast.GoStmt:
 		return n.Pos()
 	case *ast.CallExpr: // errgroup.Group and sync.WaitGroup have Go, testing.T has Parallel
-		if s, ok := n.Fun.(*ast.SelectorExpr); ok && (s.Sel.Name == "Go" || s.Sel.Name == "Parallel" || s.Sel.Name == "AfterFunc") {
+		s, ok := n.Fun.(*ast.SelectorExpr)
+		if ok && (s.Sel.Name == "Go" || s.Sel.Name == "Parallel" || s.Sel.Name == "AfterFunc") {
 			return n.Pos()
 		}
 	}
