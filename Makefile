@@ -123,15 +123,17 @@ TEST_KERNEL ?= $(abspath $(wildcard ../shared/kvm/vmlinux))
 export TEST_KERNEL
 
 # What runs where, and what it costs, is in docs/testing.md. The scripts, and the corpus of deterministic
-# programs, run without the race detector, because it makes each of their many processes slow, and so do the
-# packages that link the libraries of Kubernetes, whose second build would take minutes, what computes
-# alone (COMPUTES, SWEEPS), and what starts no goroutine (SERIAL); the other tests of the packages run with it, those of
-# goroutines among what computes too, and make race runs those of the rest that can. A program with the race detector sleeps for a second before it exits, in
-# which other goroutines may still race; thousands of the tests' processes would sleep so for many minutes, so
-# GORACE says less. -w leaves out what only a debugger reads, and a third of each link.
+# programs, run without the race detector, because it makes each of their many processes slow. So do the
+# packages that link the libraries of Kubernetes, whose second build would take minutes; what computes alone
+# (COMPUTES without the tests of GOROUTINES, SWEEPS); and what starts no goroutine (SERIAL). The other tests of
+# the packages run with it, and make race runs with it what is left out, but for Kubernetes.
+#
+# A program with the race detector sleeps for a second before it exits, in which other goroutines may still
+# race; thousands of the tests' processes would sleep so for many minutes, so GORACE says less. -w leaves out
+# what only a debugger reads, and a third of each link.
 #
 # What waits more than it computes has more processes than processors. The packages that take longest come
-# first, so that none of them runs alone at the end. The soak runs for three minutes, with faults, and after it
+# first, so that none of them runs alone at the end. The soak runs for five minutes, with faults, and after it
 # what runs again under KVM, on QEMU and as a user; beside them are the operator with a real API server, the
 # shim's pods, and the suites in other languages. After a failed part the other parts still run. make check
 # has vetted the tests. The tests of turn ui run in Chromium, and keep pictures of the page in .cache/pictures.
@@ -163,7 +165,7 @@ test: setup-tests shim check proto-check chart-check ## set up, build, and run e
 	GORACE=atexit_sleep_ms=10 $$test -race -tags= -run '$(GOROUTINES)' $(COMPUTES) || failed=1; \
 	$$test -parallel $(MORE) -run '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' ./cmd/turn ./internal/bench/corpus $(SWEPT) || failed=1; \
 	scripts/together \
-		"TURN_SOAK_FOR=3m $$test -count 1 -run '^TestSoak$$' ./cmd/turn; \
+		"TURN_SOAK_FOR=5m $$test -count 1 -run '^TestSoak$$' ./cmd/turn; \
 		scripts/test-kvm; \
 		TURN_SUBSTRATE=qemu $$test -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn; \
 		scripts/test-as-user" \
@@ -205,12 +207,8 @@ chart-check: ## lint the Helm chart, and compare packaging/kubernetes with it
 cross: ## build and vet the client for macOS and Windows
 	GO=$(GO) scripts/cross
 
-# Of macOS one architecture: the client has no file that differs between the two. make cross builds all.
-CLIENTS = darwin/arm64 windows/amd64
-
 .PHONY: check
-check: ## run go vet and gofmt, and build the clients
-	GO=$(GO) scripts/cross $(CLIENTS)
+check: cross ## run go vet and gofmt, and build the clients
 	$(SHARED) $(GO) vet ./...
 	@unformatted=$$(find . -path ./.cache -prune -o -name '*.go' -print | xargs gofmt -l); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run gofmt -w:"; echo "$$unformatted"; exit 1; fi

@@ -12,8 +12,7 @@ import (
 )
 
 // TestSerial checks what make test runs without the race detector, and make race with it: the packages of
-// SERIAL in the Makefile start no goroutine, nor do their tests, so the detector has nothing to find there; of
-// those of COMPUTES, each test that starts one runs with the detector, because GOROUTINES names it.
+// SERIAL in the Makefile start no goroutine, nor do their tests; of those of COMPUTES, each test that starts one runs with the detector, because GOROUTINES names it.
 func TestSerial(t *testing.T) {
 	text, err := os.ReadFile("../Makefile")
 	if err != nil {
