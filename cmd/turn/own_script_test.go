@@ -7,10 +7,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"turnstone.dev/turnstone/internal/guest/kernel"
+	homepkg "turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
 )
 
@@ -43,6 +45,55 @@ func templates(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Logf("%s", out)
 		ts.Check(err)
 	}
+}
+
+// layered gives a home, before its first use, builds of layered templates: "layered HOME NAME…". Their files
+// are in a home's store, so that each home would build them again, for minutes. They are built once, in a
+// home for that alone; HOME gets a copy of its store, and links to its images.
+func layered(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: layered HOME NAME…")
+	}
+	ctx, shared := context.Background(), ts.Getenv("SHARED")
+	lock, err := homepkg.Acquire(ctx, filepath.Join(shared, "layered.lock"), nil)
+	ts.Check(err)
+	defer lock.Release()
+	builder := filepath.Join(shared, "layered")
+	link := func(from, to string) {
+		ts.Check(os.MkdirAll(to, 0o700))
+		if err := os.Symlink(from, filepath.Join(to, filepath.Base(from))); !errors.Is(err, fs.ErrExist) {
+			ts.Check(err)
+		}
+	}
+	for _, part := range []string{"kernel", "snapshots", "cache", "gvisor"} {
+		link(filepath.Join(shared, part), builder)
+	}
+	roots, err := filepath.Glob(filepath.Join(shared, "templates", strings.Repeat("[0-9a-f]", 64), "root.erofs"))
+	ts.Check(err)
+	for _, root := range roots {
+		link(filepath.Dir(root), filepath.Join(builder, "templates"))
+	}
+	was := ts.Getenv("TURN_HOME")
+	ts.Setenv("TURN_HOME", builder)
+	for _, name := range args[1:] {
+		ts.Check(ts.Exec("turn", "template", "build", "-q", name))
+	}
+	ts.Setenv("TURN_HOME", was)
+
+	own := ownFolder(ts, args[0], "templates")
+	built, err := filepath.Glob(filepath.Join(builder, "templates", strings.Repeat("[0-9a-f]", 64)))
+	ts.Check(err)
+	for _, from := range built {
+		ts.Check(os.Symlink(from, filepath.Join(own, filepath.Base(from))))
+	}
+	// An image of its layers, for machines, is made once too.
+	images := filepath.Join(builder, "images")
+	ts.Check(os.MkdirAll(images, 0o700))
+	ts.Check(os.Symlink(images, filepath.Join(filepath.Dir(own), "images")))
+	files, err := filepath.Glob(filepath.Join(builder, "context.db*"))
+	ts.Check(err)
+	files = append(files, filepath.Join(builder, "store"), filepath.Dir(own))
+	ts.Check(ts.Exec("cp", append([]string{"-a"}, files...)...))
 }
 
 // ownKernel gives a home a folder for kernels of its own, which is empty, and puts the path of the kernel

@@ -153,6 +153,7 @@ var commands = map[string]func(ts *testscript.TestScript, neg bool, args []strin
 	"registry":  registry,
 	"inherit":   inherit,
 	"templates": templates,
+	"layered":   layered,
 	"kernel":    ownKernel,
 	"domains":   domains,
 	"vault":     vault,
