@@ -71,7 +71,7 @@ func TestConformance(t *testing.T) {
 func TestDamagedSnapshot(t *testing.T) {
 	shared := turntest.Home(t)
 	m := turntest.Machine(t, shared, "base")
-	m.Shape.Memory = 320 << 20
+	m.Shape.Memory = 192 << 20
 	h := &statedir.Dir{Root: t.TempDir()}
 	s := newSubstrate(t, h, &m)
 	id := s.identity(m)

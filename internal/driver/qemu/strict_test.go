@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"runtime"
 	"strings"
@@ -36,70 +38,81 @@ type strictRun struct {
 	memory, disk turnstone.Digest
 }
 
-// TestStrict runs the same script in three deterministic machines, one on a busy host, and in one
-// with another seed.
+// TestStrict runs the same script in three deterministic machines, two of them on a busy host, and in one
+// with another seed. The host is busy because the last three run at the same time.
 func TestStrict(t *testing.T) {
 	h := turntest.Home(t)
 	d := substrate.Determinism{Clock: turnstone.DefaultClock()}
 	m := turntest.Deterministic(t, h, "base", d)
 	m.Shape.Memory, m.Shape.Disk, m.Shape.Network = 512<<20, 1<<30, false
-	s := newSubstrate(t, h, nil)
-	first := runStrict(t, s, m, d)
+	first, err := runStrict(t, newSubstrate(t, h, nil), m, d)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Logf("%.1f s\n%s", first.seconds, first.output)
-	for _, busy := range []bool{false, true} {
-		run := func() {
-			if again := runStrict(t, s, m, d); again.output != first.output ||
-				again.memory != first.memory || again.disk != first.disk {
-				t.Errorf("busy %v: got %+v, at first %+v", busy, again, first)
+	var together sync.WaitGroup
+	run := func(d substrate.Determinism, check func(strictRun)) {
+		s := newSubstrate(t, h, nil)
+		together.Go(func() {
+			r, err := runStrict(t, s, m, d)
+			if err != nil {
+				t.Error(err)
+				return
 			}
-		}
-		if busy {
-			onBusyHost(run)
-		} else {
-			run()
-		}
+			check(r)
+		})
 	}
-	d.Seed[0] = 1
-	if other := runStrict(t, s, m, d); other.output == first.output ||
-		other.memory == first.memory {
-		t.Errorf("another seed led to the same: %+v", other)
-	}
-}
-
-// onBusyHost calls f while all processors have something else to do.
-func onBusyHost(f func()) {
-	var stop atomic.Bool
-	var busy sync.WaitGroup
-	for range runtime.NumCPU() {
-		busy.Go(func() {
-			for !stop.Load() {
+	for range 2 {
+		run(d, func(again strictRun) {
+			if again.output != first.output || again.memory != first.memory || again.disk != first.disk {
+				t.Errorf("got %+v, at first %+v", again, first)
 			}
 		})
 	}
-	defer busy.Wait() // also when f ends the test
-	defer stop.Store(true)
-	f()
+	seeded := d
+	seeded.Seed[0] = 1
+	run(seeded, func(other strictRun) {
+		if other.output == first.output || other.memory == first.memory {
+			t.Errorf("another seed led to the same: %+v", other)
+		}
+	})
+	stop := keepBusy(runtime.NumCPU() - 2)
+	defer stop()
+	together.Wait()
+}
+
+// keepBusy gives n processors something else to do until stop is called.
+func keepBusy(n int) (stop func()) {
+	var stopped atomic.Bool
+	var busy sync.WaitGroup
+	for range n {
+		busy.Go(func() {
+			for !stopped.Load() {
+			}
+		})
+	}
+	return func() { stopped.Store(true); busy.Wait() }
 }
 
 func runStrict(t *testing.T, s *Substrate, m substrate.Machine,
-	d substrate.Determinism) (r strictRun) {
-	t.Helper()
+	d substrate.Determinism) (r strictRun, err error) {
 	configure := wire.SandboxConfigureParams{Time: d.Clock.Format(time.RFC3339Nano),
 		Scratch: scratchSerial, Hostname: "turn", MachineID: strings.Repeat("1", 32)}
 	seed := d.Derive("test")
 	configure.Entropy = seed[:]
 	step := wire.ShellExecuteParams{Name: "step", Spans: new(bool)}
 	params := func(v any) json.RawMessage {
-		b, err := json.Marshal(v)
-		if err != nil {
-			t.Fatal(err)
-		}
+		b, jsonErr := json.Marshal(v)
+		err = errors.Join(err, jsonErr)
 		return b
 	}
 	d.Script = []substrate.Call{{Method: wire.MethodSandboxConfigure, Params: params(configure)},
 		{Method: wire.MethodShellExecute, Params: params(step), Size: int64(len(strictScript)),
 			Data: strings.NewReader(strictScript)},
 		{Method: wire.MethodStateFreeze}}
+	if err != nil {
+		return r, err
+	}
 	m.Determinism = &d
 	s.look = func(memory, scratch *os.File) (err error) {
 		if r.memory, err = turnstone.DigestReader(memory); err == nil {
@@ -112,31 +125,31 @@ func runStrict(t *testing.T, s *Substrate, m substrate.Machine,
 	began := time.Now()
 	vm, err := s.Restore(ctx, m)
 	if err != nil {
-		t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
+		return r, fmt.Errorf("%w (%s)", err, turnstone.HintOf(err))
 	}
 	r.seconds = time.Since(began).Seconds()
 	defer vm.Close()
 	link, err := wire.NewLink(vm.Agent(), true)
 	if err != nil {
-		t.Fatal(err)
+		return r, err
 	}
 	stream, err := link.Open()
 	if err != nil {
-		t.Fatal(err)
+		return r, err
 	}
 	client := wire.NewClient(stream)
 	defer func() { _, _, _ = vm.Close(), client.Close(), link.Close() }()
 	if _, err := client.SandboxConfigure(ctx, &configure); err != nil {
-		t.Fatal(err)
+		return r, err
 	}
 	var out bytes.Buffer
 	end, err := client.Execute(ctx, step, strictScript, wire.Stdio{Out: &out, Err: &out}, nil)
 	if err != nil || end.Exit.ExitCode != 0 {
-		t.Fatalf("%+v, %v: %s", end, err, out.String())
+		return r, fmt.Errorf("%+v, %v: %s", end, err, out.String())
 	}
 	if _, err := client.StateFreeze(ctx); err != nil {
-		t.Fatal(err)
+		return r, err
 	}
 	r.output = out.String()
-	return r
+	return r, nil
 }
