@@ -150,8 +150,8 @@ SERIAL = $(addprefix ./,document internal internal/api internal/brief internal/c
 	internal/template/treeindex internal/template/wheel internal/tomlnest internal/turn/transcript internal/ui/web/bundle \
 	manifest sdk/python/gen wire/internal/gen)
 ALONE = ./packaging/image $(COMPUTES) $(SERIAL)
-SWEEPS = ^Test(CrashSweep|LyingServer|AnyByteOfAPack|SealedModel|Streaming|ManagedHasIndex)$$|^TestSQLite$$/^Model$$
-SWEPT = ./internal/store ./internal/guest/agent ./internal/server/records
+SWEEPS = ^Test(AnyByteOfAPack|(Sealed)?CheckpointCrash|CrashSweep|FloodOfCreations|Fragments|LyingServer|ManagedHasIndex|PortScan|SealedModel|Streaming|TooManyConnections)$$|^TestSQLite$$/^Model$$
+SWEPT = $(addprefix ./internal/,engine guest/agent network/netstack server/controller server/records store)
 LONGEST = $(addprefix ./,cmd/turn-server cmd/turn internal/driver/qemu internal/turn internal/template internal/driver/gvisor \
 	internal/store internal/server/controller internal/guest/agent internal/server/records)
 OTHERS = $(shell $(GO) list ./... | grep -v -e /internal/kube/ -e /cmd/turn-operator $(ALONE:./%=-e /%$$))
@@ -161,7 +161,7 @@ MORE = $(shell echo $$(($(CPUS) + 1)))
 .PHONY: test
 test: setup-tests shim check proto-check chart-check ## set up, build, and run every test; as root, some again as a user
 	@set -x; failed=0; export $(SHARED); test="$(GO) test -vet=off -ldflags=-w -timeout $(TIMEOUT)"; \
-	$(BROWSER) GORACE=atexit_sleep_ms=10 $$test -race -tags= -p $(MORE) -skip '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' $(LONGEST) $(OTHERS) || failed=1; \
+	$(BROWSER) TURN_SOAK_TURNS=20 GORACE=atexit_sleep_ms=10 $$test -race -tags= -p $(MORE) -skip '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' $(LONGEST) $(OTHERS) || failed=1; \
 	GORACE=atexit_sleep_ms=10 $$test -race -tags= -run '$(GOROUTINES)' $(COMPUTES) || failed=1; \
 	$$test -parallel $(MORE) -run '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' ./cmd/turn ./internal/bench/corpus $(SWEPT) || failed=1; \
 	scripts/together \

@@ -17,11 +17,11 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// TestReplay checks that connections that are lost in the middle of 10 MB miss nothing when they
+// TestReplay checks that connections that are lost in the middle of 3 MB miss nothing when they
 // attach again with their last offset.
 func TestReplay(t *testing.T) {
 	h := newHarnessWith(t, Options{Keep: 12 << 20})
-	const size = 10 << 20
+	const size = 3 << 20
 	data := make([]byte, size)
 	r := rand.New(rand.NewPCG(1, 2))
 	for i := range data {
@@ -33,7 +33,7 @@ func TestReplay(t *testing.T) {
 	}
 	var got []byte
 	for tries := 0; len(got) < size; tries++ {
-		stopAt := min(size, len(got)+1<<20+tries*777)
+		stopAt := min(size, len(got)+300<<10+tries*777)
 		enough := make(chan struct{})
 		l := h.listen(func(v any) {
 			e, ok := v.(*wire.ProcessOutputEvent)
