@@ -146,7 +146,7 @@ SERIAL = $(addprefix ./,document internal internal/api internal/brief internal/c
 	internal/fleet internal/fleet/sim internal/fsimage/ext4 internal/fsimage/tar2erofs internal/fsimage/upperdir \
 	internal/guest/kernel/need internal/hostpath internal/keyring/ringconfig internal/lang/diagnose internal/plan \
 	internal/proof internal/repo/bundle internal/repo/chain internal/repo/compare internal/repo/location internal/repo/trace \
-	internal/server/patience internal/server/principal internal/store/codec internal/suggest internal/template/builtin \
+	internal/server/node/tenants/public internal/server/patience internal/server/principal internal/store/codec internal/suggest internal/template/builtin \
 	internal/template/treeindex internal/template/wheel internal/tomlnest internal/turn/transcript internal/ui/web/bundle \
 	manifest sdk/python/gen wire/internal/gen)
 ALONE = ./packaging/image $(COMPUTES) $(SERIAL)

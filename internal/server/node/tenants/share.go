@@ -2,10 +2,7 @@ package tenants
 
 import (
 	"context"
-	"errors"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"turnstone.dev/turnstone"
@@ -13,37 +10,9 @@ import (
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/server/auth"
-	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/server/node/tenants/public"
 	"turnstone.dev/turnstone/internal/template"
 )
-
-// sharedFolders hold nothing of a tenant: the guest kernel, and snapshots of machines that have
-// booted a template, under keys that only who has the template's image finds. The cache is not
-// among them, because it has images that the operator's credentials may have fetched.
-func sharedFolders() []string { return []string{"kernel", "snapshots"} }
-
-// share gives a tenant's state directory the public parts of the node's, and the node's key, which
-// signs the statements about its turns.
-func share(from, to *statedir.Dir) error {
-	for _, name := range sharedFolders() {
-		target, err := from.MkdirAll(name)
-		if err != nil {
-			return err
-		}
-		if err := os.Symlink(target, to.Path(name)); err != nil && !errors.Is(err, fs.ErrExist) {
-			return err
-		}
-	}
-	if _, err := to.MkdirAll("keys"); err != nil {
-		return err
-	}
-	for _, name := range []string{"node", "node.pub"} {
-		if err := link(from.Path("keys", name), to.Path("keys", name)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // Refresh gives a tenant the operator's configuration and the templates of the program that were
 // built since. The files are links, so that neither can remove the other's.
@@ -63,70 +32,22 @@ func (s *State) Refresh(ctx context.Context) error {
 			continue
 		}
 		from := s.shared.Dir.Path("templates", e.Digest.Hex())
-		if err := linkTemplate(from, s.Dir.Path("templates", e.Digest.Hex())); err != nil {
+		to := s.Dir.Path("templates", e.Digest.Hex())
+		if err := public.Image(from, to, s.others(e.Digest)); err != nil {
 			return failed(s.Tenant, err)
 		}
 	}
 	return nil
 }
 
-// linkTemplate makes the folder of a template's image, unless it exists. A template without an
-// image of its own is a layer, whose files are in the store of its tenant.
-func linkTemplate(from, to string) error {
-	if _, err := os.Stat(filepath.Join(from, "root.erofs")); err != nil {
-		return nil
+// others returns where the tenants have the template with that digest, if they do.
+func (s *State) others(digest turnstone.Digest) []string {
+	var dirs []string
+	entries, _ := os.ReadDir(s.root.Path(folder)) // what is not found reads the image again
+	for _, e := range entries {
+		dirs = append(dirs, s.root.Path(folder, e.Name(), "templates", digest.Hex()))
 	}
-	if _, err := os.Lstat(to); err == nil {
-		return nil
-	}
-	above := filepath.Dir(to)
-	if err := os.MkdirAll(filepath.Join(above, "tmp"), 0o700); err != nil {
-		return err
-	}
-	tmp, err := os.MkdirTemp(filepath.Join(above, "tmp"), "shared-")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.RemoveAll(tmp) }()
-	for _, name := range []string{"root.erofs", "root.tree"} {
-		if err := link(filepath.Join(from, name), filepath.Join(tmp, name)); err != nil {
-			return err
-		}
-	}
-	// a copy: each store writes its own stamps there
-	b, err := os.ReadFile(filepath.Join(from, "manifest.json"))
-	if err == nil {
-		err = os.WriteFile(filepath.Join(tmp, "manifest.json"), b, 0o644)
-	}
-	if err != nil {
-		return err
-	}
-	if err := os.Rename(tmp, to); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return nil
-}
-
-// link makes to another name of the file from, in the place of another file. It does nothing if
-// from does not exist.
-func link(from, to string) error {
-	a, err := os.Lstat(from)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	b, err := os.Lstat(to)
-	if err == nil && os.SameFile(a, b) {
-		return nil
-	}
-	if err == nil {
-		if err := os.Remove(to); err != nil {
-			return err
-		}
-	}
-	return os.Link(from, to)
+	return dirs
 }
 
 // OpensNetwork reports whether a caller of the server may have a network where the configuration has

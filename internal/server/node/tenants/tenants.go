@@ -19,11 +19,11 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/node"
 	"turnstone.dev/turnstone/internal/server/node/owners"
 	"turnstone.dev/turnstone/internal/server/node/sessions"
+	"turnstone.dev/turnstone/internal/server/node/tenants/public"
 	"turnstone.dev/turnstone/internal/server/node/turns"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/template"
@@ -149,8 +149,7 @@ func Open(ctx context.Context, o Options) (*Set, error) {
 	if err != nil {
 		return nil, err
 	}
-	// before a tenant shares it: all turns and statements of a node are signed by one key
-	if _, err := (key.Ring{Dir: root}).NodeKey(ctx); err != nil {
+	if err := public.Key(ctx, root); err != nil {
 		return nil, err
 	}
 	s := &Set{o: o, root: root, turns: turns.NewQueue(o.Wait, o.Waiting), all: make(map[string]*State)}
@@ -227,7 +226,7 @@ func (s *Set) open(ctx context.Context, tenant string) (*State, error) {
 			return nil, err
 		}
 		st.Dir, st.shared = dir, s.all[auth.OperatorTenant]
-		if err := share(s.root, dir); err != nil {
+		if err := public.Share(s.root, dir); err != nil {
 			return nil, failed(tenant, err)
 		}
 	}

@@ -2,6 +2,7 @@ package tenants_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"turnstone.dev/turnstone/executor"
 	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/config"
+	"turnstone.dev/turnstone/internal/filestamp"
 	"turnstone.dev/turnstone/internal/remote/atnode"
 	"turnstone.dev/turnstone/internal/server/auth"
 	"turnstone.dev/turnstone/internal/server/node"
@@ -20,6 +22,7 @@ import (
 	"turnstone.dev/turnstone/internal/server/node/tenants"
 	"turnstone.dev/turnstone/internal/server/node/turns"
 	"turnstone.dev/turnstone/internal/store/blob/s3/s3test"
+	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -149,6 +152,50 @@ func TestNames(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "tenants")); !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
+	}
+}
+
+// TestNobodyReadsImages: a tenant that comes changes nothing for those who have the image of a template:
+// each finds its stamp fresh. Here a reader would find the image damaged.
+func TestNobodyReadsImages(t *testing.T) {
+	dir := t.TempDir()
+	built := template.NewStore(filepath.Join(dir, "templates"))
+	spec, err := built.Spec("base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := filepath.Join(dir, "templates", spec.Digest().Hex())
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	image := filepath.Join(folder, "root.erofs")
+	if err := os.WriteFile(image, []byte("an image"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stamp, err := filestamp.Quick(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stamp.Digest = turnstone.DigestBytes([]byte("other content"))
+	manifest, err := json.Marshal(map[string]any{"format": 1, "digest": spec.Digest(), "root": stamp})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(folder, "manifest.json"), manifest, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, dir, 0)
+	names := []string{auth.OperatorTenant, "ada", "bob", "eve"}
+	for i := range names {
+		state(t, s, names[i])
+		for _, name := range names[:i+1] {
+			if err := state(t, s, name).Refresh(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := state(t, s, name).Templates.Image(t.Context(), stamp.Digest); err != nil {
+				t.Errorf("%s came: %s has %q, %v", names[i], name, got, err)
+			}
+		}
 	}
 }
 
