@@ -140,15 +140,15 @@ export TEST_KERNEL
 BROWSER = TURN_TEST_BROWSER=1 TURN_TEST_PICTURES='$(CURDIR)/.cache/pictures'
 KUBERNETES = ./internal/kube/... ./cmd/turn-operator
 COMPUTES = $(addprefix ./,internal/channel/authority internal/driver/snapshots internal/fsimage/lowerdir internal/lang/syntax \
-	internal/proof/key internal/repo internal/template/oci)
-GOROUTINES = ^Test(Agent|AtOnce|Concurrent|EndlessAnswers|EnsureRace|Faults|Folder.*|GCBesideTurns|NoteUseInParallel|Prune|Resumes|ResumesDamage|SealAtEachStep|ShredSweepsMemory|StackTogether|StoreInABucket|Together)$$
+	internal/proof/key internal/repo internal/store/merge internal/template/oci)
+GOROUTINES = ^Test(Agent|AtOnce|Cases|Concurrent|EndlessAnswers|EnsureRace|Faults|Folder.*|GCBesideTurns|NoteUseInParallel|Prune|Resumes|ResumesDamage|SealAtEachStep|ShredSweepsMemory|StackTogether|StoreInABucket|Together)$$
 SERIAL = $(addprefix ./,document internal internal/api internal/brief internal/cli/flags internal/config internal/e2b/pass \
 	internal/fleet internal/fleet/sim internal/fsimage/ext4 internal/fsimage/tar2erofs internal/fsimage/upperdir \
 	internal/guest/kernel/need internal/hostpath internal/keyring/ringconfig internal/lang/diagnose internal/plan \
 	internal/proof internal/repo/bundle internal/repo/chain internal/repo/compare internal/repo/location internal/repo/trace \
-	internal/server/node/tenants/public internal/server/patience internal/server/principal internal/store/codec internal/suggest internal/template/builtin \
-	internal/template/treeindex internal/template/wheel internal/tomlnest internal/turn/transcript internal/ui/web/bundle \
-	manifest sdk/python/gen wire/internal/gen)
+	internal/server/node/tenants/public internal/server/patience internal/server/principal internal/store/codec \
+	internal/suggest internal/template/builtin internal/template/treeindex internal/template/wheel internal/tomlnest \
+	internal/turn/transcript internal/turnlog internal/ui/web/bundle manifest sdk/python/gen wire/internal/gen)
 ALONE = ./packaging/image $(COMPUTES) $(SERIAL)
 SWEEPS = ^Test(AnyByteOfAPack|(Sealed)?CheckpointCrash|CrashSweep|FloodOfCreations|Fragments|LyingServer|ManagedHasIndex|PortScan|SealedModel|Streaming|TooManyConnections)$$|^TestSQLite$$/^Model$$
 SWEPT = $(addprefix ./internal/,engine guest/agent network/netstack server/controller server/records store)
