@@ -130,7 +130,8 @@ export TEST_KERNEL
 #
 # A program with the race detector sleeps for a second before it exits, in which other goroutines may still
 # race; thousands of the tests' processes would sleep so for many minutes, so GORACE says less. -w leaves out
-# what only a debugger reads, and a third of each link.
+# what only a debugger reads, and a third of each link. The soak is short with the detector, which sees only its
+# clients there.
 #
 # What waits more than it computes has more processes than processors. The packages that take longest come
 # first, so that none of them runs alone at the end. The soak runs for five minutes, with faults, and after it

@@ -43,7 +43,7 @@ func (s *State) Refresh(ctx context.Context) error {
 // others returns where the tenants have the template with that digest, if they do.
 func (s *State) others(digest turnstone.Digest) []string {
 	var dirs []string
-	entries, _ := os.ReadDir(s.root.Path(folder)) // what is not found reads the image again
+	entries, _ := os.ReadDir(s.root.Path(folder)) // on an error, the others read the image again
 	for _, e := range entries {
 		dirs = append(dirs, s.root.Path(folder, e.Name(), "templates", digest.Hex()))
 	}
