@@ -3,6 +3,7 @@ package store_test
 import (
 	"bytes"
 	"crypto/sha256"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -145,6 +146,37 @@ func BenchmarkPutLarge(b *testing.B) {
 		files[i] = file(i)
 	}
 	putAndHash(b, files, size*16)
+}
+
+// BenchmarkHoles puts and reads a sparse file of 1 GiB, whose floor is its own digest: one hash each.
+func BenchmarkHoles(b *testing.B) {
+	const size = 1 << 30
+	s := open(b, b.TempDir())
+	batch := begin(b, s)
+	c, err := batch.PutContent(b.Context(), io.LimitReader(zeros{}, size), size)
+	check(b, err)
+	check(b, batch.Flush(b.Context()))
+	b.Run("put", func(b *testing.B) {
+		b.SetBytes(size)
+		before := usage()
+		for b.Loop() {
+			_, err := batch.PutContent(b.Context(), io.LimitReader(zeros{}, size), size)
+			check(b, err)
+		}
+		cpu(b, before, size)
+	})
+	b.Run("read", func(b *testing.B) {
+		b.SetBytes(size)
+		before := usage()
+		for b.Loop() {
+			r, err := s.OpenContent(b.Context(), c)
+			check(b, err)
+			_, err = io.Copy(io.Discard, r)
+			check(b, err)
+			check(b, r.Close())
+		}
+		cpu(b, before, size)
+	})
 }
 
 // BenchmarkCommit opens a store with 100 packs and 100,000 objects in its index, and commits

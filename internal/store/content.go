@@ -152,6 +152,8 @@ type contentReader struct {
 	want   id
 	left   int64
 	chunks []chunk
+	last   chunk     // the current object
+	object []byte    // all of it, verified: the holes of a sparse file repeat one object
 	have   []byte    // the rest of the current object
 	sum    hash.Hash // of the whole content; nil for a single object, whose digest is the content's
 	err    error
@@ -204,16 +206,19 @@ func (r *contentReader) next() error {
 	}
 	c := r.chunks[0]
 	r.chunks = r.chunks[1:]
-	b, err := r.get(r.ctx, c.id)
-	if err != nil {
-		return err
+	if r.object == nil || c != r.last {
+		b, err := r.get(r.ctx, c.id)
+		if err != nil {
+			return err
+		}
+		if len(b) != int(c.size) {
+			return damaged("store.open", string(c.id.digest()),
+				fmt.Errorf("the chunk has %d bytes, not %d", len(b), c.size))
+		}
+		r.last, r.object = c, b
 	}
-	if len(b) != int(c.size) {
-		return damaged("store.open", string(c.id.digest()),
-			fmt.Errorf("the chunk has %d bytes, not %d", len(b), c.size))
-	}
-	_, _ = r.sum.Write(b)
-	r.have = b
+	_, _ = r.sum.Write(r.object)
+	r.have = r.object
 	return nil
 }
 
@@ -221,7 +226,7 @@ func (r *contentReader) Close() error {
 	if r.err == nil {
 		r.err = errors.New("the content is closed")
 	}
-	r.have = nil
+	r.have, r.object = nil, nil
 	return nil
 }
 

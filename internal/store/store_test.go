@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"turnstone.dev/turnstone/internal/leaktest"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/blob/local"
+	"turnstone.dev/turnstone/internal/store/cut"
 	"turnstone.dev/turnstone/internal/store/tree"
 )
 
@@ -289,6 +291,48 @@ func TestWrongSizes(t *testing.T) {
 		}
 	}
 	check(t, b.Flush(t.Context())) // none of it harmed the batch
+}
+
+// TestRepeats checks contents in which chunks repeat, one after another and later: their lists are
+// those of chunks that are cut and hashed one by one.
+func TestRepeats(t *testing.T) {
+	block := func(n, seed int) []byte { return noise(n<<10, seed) }
+	empty := func(n int) []byte { return make([]byte, n<<10) }
+	for name, p := range map[string][]byte{
+		"zeros":              empty(9000),
+		"holes":              slices.Concat(block(900, 1), empty(12_000), block(300, 2), empty(12_000), []byte("end")),
+		"the same again":     bytes.Repeat(block(1024, 3), 9),
+		"two in turn":        bytes.Repeat(slices.Concat(block(1024, 4), empty(1024)), 5),
+		"repeats, then ends": slices.Concat(empty(7168), empty(1)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			s := open(t, root)
+			b := begin(t, s)
+			c, err := b.PutContent(t.Context(), bytes.NewReader(p), int64(len(p)))
+			check(t, err)
+			if c.Digest != turnstone.DigestBytes(p) {
+				t.Errorf("the digest is %s", c.Digest)
+			}
+			wantContent(t, b, c, p)
+			check(t, b.Flush(t.Context()))
+			wantContent(t, s, c, p)
+			got, err := s.ContentObjects(t.Context(), c)
+			check(t, err)
+			cutter, err := cut.New(nil)
+			check(t, err)
+			want := []turnstone.Digest{c.Chunks}
+			for rest := p; len(rest) > 0; {
+				k := cutter.Next(rest)
+				want = append(want, turnstone.DigestBytes(rest[:k]))
+				rest = rest[k:]
+			}
+			if !slices.Equal(got, want) {
+				t.Errorf("the chunks are\n%v, want\n%v", got, want)
+			}
+			fsckClean(t, open(t, root))
+		})
+	}
 }
 
 type zeros struct{}
