@@ -161,7 +161,7 @@ MORE = $(shell echo $$(($(CPUS) + 1)))
 
 .PHONY: test
 test: setup-tests shim check proto-check chart-check ## set up, build, and run every test; as root, some again as a user
-	@set -x; failed=0; export $(SHARED); test="$(GO) test -vet=off -ldflags=-w -timeout $(TIMEOUT)"; \
+	@set -x; failed=0; export $(SHARED:%'=%) -ldflags=-w'; test="$(GO) test -vet=off -timeout $(TIMEOUT)"; \
 	$(BROWSER) TURN_SOAK_TURNS=20 GORACE=atexit_sleep_ms=10 $$test -race -tags= -p $(MORE) -skip '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' $(LONGEST) $(OTHERS) || failed=1; \
 	GORACE=atexit_sleep_ms=10 $$test -race -tags= -run '$(GOROUTINES)' $(COMPUTES) || failed=1; \
 	$$test -parallel $(MORE) -run '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' ./cmd/turn ./internal/bench/corpus $(SWEPT) || failed=1; \

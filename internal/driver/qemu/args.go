@@ -100,6 +100,9 @@ func arguments(e engine, shape turnstone.Shape, restore bool, in disks) []string
 			"discard=unmap,cache.no-flush=on",
 		"-device", "virtio-blk-pci,drive=scratch,serial=" + scratchSerial,
 	}
+	if e.bios != "" {
+		args = append(args, "-bios", e.bios)
+	}
 	args = append(args, slots(in)...)
 	args = append(args, "-kernel", fmt.Sprintf("/proc/self/fd/%d", fdKernel))
 	if shape.Network {

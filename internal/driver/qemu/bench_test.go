@@ -103,7 +103,7 @@ func clone(h *statedir.Dir) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	args := arguments(engine{id.Accel, id.CPUModel}, id.Shape, true, disks{})
+	args := arguments(engine{accel: id.Accel, cpu: id.CPUModel, bios: id.Firmware}, id.Shape, true, disks{})
 	if os.Getenv("TURNSTONE_BENCH_NETWORK") == "user" { // QEMU's own network instead of Turnstone's
 		for i, arg := range args {
 			if strings.HasPrefix(arg, "stream,id=net,") {

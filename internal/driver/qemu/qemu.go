@@ -125,7 +125,7 @@ func (s *Substrate) Isolation() string {
 	return how
 }
 
-func (s *Substrate) engine() engine { return engine{s.accel, s.cpu} }
+func (s *Substrate) engine() engine { return engine{accel: s.accel, cpu: s.cpu} }
 
 // Accelerated reports whether guests run under KVM.
 func (s *Substrate) Accelerated() bool { return s.accel == accelKVM }
@@ -228,7 +228,7 @@ func (s *Substrate) launch(ctx context.Context, m substrate.Machine, f files, st
 		return nil, s.wrap(err)
 	}
 	defer r.Close()
-	args := arguments(s.engine(), m.Shape, true, disks{len(m.Layers), m.Home != ""})
+	args := arguments(s.engineOf(m), m.Shape, true, disks{len(m.Layers), m.Home != ""})
 	vm, err := s.start(m.Shape, append(args, more...), f, nil)
 	if err != nil {
 		_ = w.Close()
@@ -298,7 +298,7 @@ func (s *Substrate) boot(m substrate.Machine, ram, scratch *os.File) (*machine, 
 		f.close()
 		return nil, s.wrap(err)
 	}
-	vm, err := s.start(m.Shape, append(arguments(s.engine(), m.Shape, false, disks{}), s.more...),
+	vm, err := s.start(m.Shape, append(arguments(s.engineOf(m), m.Shape, false, disks{}), s.more...),
 		f, nil)
 	if err != nil {
 		l.close()
@@ -385,12 +385,13 @@ func memory(name string) (*os.File, error) {
 }
 
 func (s *Substrate) identity(m substrate.Machine) identity {
-	args := strings.Join(arguments(s.engine(), m.Shape, false, disks{}), "\x00")
+	e := s.engineOf(m)
+	args := strings.Join(arguments(e, m.Shape, false, disks{}), "\x00")
 	return identity{
-		Format: snapshotFormat, QEMU: s.version, Accel: s.accel, CPUModel: s.engine().model(),
+		Format: snapshotFormat, QEMU: s.version, Accel: s.accel, CPUModel: e.model(),
 		HostCPU:   s.hostCPU,
 		Arguments: turnstone.DigestBytes([]byte(args)), Kernel: m.KernelDigest,
-		OwnKernel: m.KernelIs.Own, Init: m.InitDigest, Root: m.RootDigest, Shape: m.Shape,
+		OwnKernel: m.KernelIs.Own, Firmware: e.bios, Init: m.InitDigest, Root: m.RootDigest, Shape: m.Shape,
 	}
 }
 

@@ -27,6 +27,7 @@ type identity struct {
 	Arguments turnstone.Digest `json:"arguments"`
 	Kernel    turnstone.Digest `json:"kernel"`
 	OwnKernel bool             `json:"ownKernel,omitempty"` // it is the user's choice
+	Firmware  string           `json:"firmware,omitempty"`  // see engine.bios
 	Init      turnstone.Digest `json:"init"`
 	Root      turnstone.Digest `json:"root"`
 	Shape     turnstone.Shape  `json:"shape"`
