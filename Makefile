@@ -114,13 +114,15 @@ critest: setup-tests shim ## run the conformance tests of the CRI against the sh
 run: setup build ## set up, build, and run examples/weather.md
 	bin/turn run examples/weather.md
 
-# The scripts with machines run on the substrate that turn selects here; these scripts also on QEMU.
-ON_QEMU := (run|session|kept|home|lifetime|network|sandbox-fork|secret|channel)
 
 # A guest kernel made for tests, which also boots where the host's KVM runs no stock kernel. The
 # file is beside the checkout, if present; docs/substrates.md describes the kernel.
 TEST_KERNEL ?= $(abspath $(wildcard ../shared/kvm/vmlinux))
 export TEST_KERNEL
+
+# The scripts with machines run on the substrate that turn selects here; these scripts also on QEMU. Those
+# that scripts/test-kvm runs on QEMU under KVM do not run a third time, without KVM.
+ON_QEMU := (home|lifetime|network|secret|channel$(if $(and $(TEST_KERNEL),$(wildcard /dev/kvm)),,|run|session|kept|sandbox-fork))
 
 # What runs where, and what it costs, is in docs/testing.md. The scripts, and the corpus of deterministic
 # programs, run without the race detector, because it makes each of their many processes slow. So do the
