@@ -131,7 +131,7 @@ ON_QEMU := (home|lifetime|network|secret|channel$(if $(and $(TEST_KERNEL),$(wild
 # the packages run with it, and make race runs with it what is left out, but for Kubernetes.
 #
 # A program with the race detector sleeps for a second before it exits, in which other goroutines may still
-# race; thousands of the tests' processes would sleep so for many minutes, so GORACE says less. -w leaves out
+# race; thousands of the tests' processes would sleep so for many minutes, so GORACE says less. -s leaves out
 # what only a debugger reads, and a third of each link. The soak is short with the detector, which sees only its
 # clients there.
 #
@@ -163,7 +163,7 @@ MORE = $(shell echo $$(($(CPUS) + 1)))
 
 .PHONY: test
 test: setup-tests shim check proto-check chart-check ## set up, build, and run every test; as root, some again as a user
-	@set -x; failed=0; export $(SHARED:%'=%) -ldflags=-w'; test="$(GO) test -vet=off -timeout $(TIMEOUT)"; \
+	@set -x; failed=0; export $(SHARED:%'=%) -ldflags=-s'; test="$(GO) test -vet=off -timeout $(TIMEOUT)"; \
 	$(BROWSER) TURN_SOAK_TURNS=20 GORACE=atexit_sleep_ms=10 $$test -race -tags= -p $(MORE) -skip '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' $(LONGEST) $(OTHERS) || failed=1; \
 	GORACE=atexit_sleep_ms=10 $$test -race -tags= -run '$(GOROUTINES)' $(COMPUTES) || failed=1; \
 	$$test -parallel $(MORE) -run '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' ./cmd/turn ./internal/bench/corpus $(SWEPT) || failed=1; \
