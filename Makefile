@@ -153,7 +153,7 @@ SERIAL = $(addprefix ./,document internal internal/api internal/brief internal/c
 	internal/suggest internal/template/builtin internal/template/treeindex internal/template/wheel internal/tomlnest \
 	internal/turn/transcript internal/turnlog internal/ui/web/bundle manifest sdk/python/gen wire/internal/gen)
 ALONE = ./packaging/image $(COMPUTES) $(SERIAL)
-SWEEPS = ^Test(AnyByteOfAPack|(Sealed)?CheckpointCrash|CrashSweep|FloodOfCreations|Fragments|LyingServer|ManagedHasIndex|PortScan|SealedModel|Streaming|TooManyConnections)$$|^TestSQLite$$/^Model$$
+SWEEPS = ^Test(AnyByteOfAPack|(Sealed)?CheckpointCrash|CrashSweep|ExportIsTheDisk|FloodOfCreations|Fragments|LyingServer|ManagedHasIndex|PortScan|PropertyOneKeyRunsOnce|Repeats|SealedModel|Streaming|TooManyConnections|Window)$$|^TestSQLite$$/^Model$$
 SWEPT = $(addprefix ./internal/,engine guest/agent network/netstack server/controller server/records store)
 LONGEST = $(addprefix ./,cmd/turn-server cmd/turn internal/driver/qemu internal/turn internal/template internal/driver/gvisor \
 	internal/store internal/server/controller internal/guest/agent internal/server/records)
