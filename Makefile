@@ -132,8 +132,8 @@ ON_QEMU := (home|lifetime|network|secret|channel$(if $(and $(TEST_KERNEL),$(wild
 #
 # A program with the race detector sleeps for a second before it exits, in which other goroutines may still
 # race; thousands of the tests' processes would sleep so for many minutes, so GORACE says less. -s leaves out
-# what only a debugger reads, and a third of each link. The soak is short with the detector, which sees only its
-# clients there.
+# what only a debugger reads, and a third of each link. The soak runs without the detector, which sees only its
+# clients.
 #
 # What waits more than it computes has more processes than processors. The packages that take longest come
 # first, so that none of them runs alone at the end. The soak runs for five minutes, with faults, and after it
@@ -164,7 +164,7 @@ MORE = $(shell echo $$(($(CPUS) + 1)))
 .PHONY: test
 test: setup-tests shim check proto-check chart-check ## set up, build, and run every test; as root, some again as a user
 	@set -x; failed=0; export $(SHARED:%'=%) -ldflags=-s'; test="$(GO) test -vet=off -timeout $(TIMEOUT)"; \
-	$(BROWSER) TURN_SOAK_TURNS=20 GORACE=atexit_sleep_ms=10 $$test -race -tags= -p $(MORE) -skip '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' $(LONGEST) $(OTHERS) || failed=1; \
+	$(BROWSER) GORACE=atexit_sleep_ms=10 $$test -race -tags= -p $(MORE) -skip '^Test((Machine)?Script$$|Soak$$|MachineCorpus)|$(SWEEPS)' $(LONGEST) $(OTHERS) || failed=1; \
 	GORACE=atexit_sleep_ms=10 $$test -race -tags= -run '$(GOROUTINES)' $(COMPUTES) || failed=1; \
 	$$test -parallel $(MORE) -run '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' ./cmd/turn ./internal/bench/corpus $(SWEPT) || failed=1; \
 	scripts/together \
@@ -180,7 +180,7 @@ test: setup-tests shim check proto-check chart-check ## set up, build, and run e
 
 .PHONY: race
 race: setup-tests build ## run with the race detector what make test runs without it
-	GORACE=atexit_sleep_ms=10 $(GO) test -vet=off -timeout $(TIMEOUT) -race -run '^TestScript$$|$(SWEEPS)' ./cmd/turn $(SWEPT)
+	TURN_SOAK_TURNS=60 GORACE=atexit_sleep_ms=10 $(GO) test -vet=off -timeout $(TIMEOUT) -race -run '^Test(Script|Soak)$$|$(SWEEPS)' ./cmd/turn $(SWEPT)
 	GORACE=atexit_sleep_ms=10 $(GO) test -vet=off -timeout $(TIMEOUT) -race $(ALONE)
 
 .PHONY: soak
