@@ -11,7 +11,8 @@ import (
 
 // The descriptors that QEMU inherits. QEMU gets no paths to open: it can only use its descriptors.
 const (
-	fdQMP     = 3 + iota // control socket
+	fdNull    = 1        // the standard output: /dev/null
+	fdQMP     = 2 + iota // control socket
 	fdAgent              // the virtio-serial port's socket
 	fdConsole            // the serial console's socket
 	fdNet                // the network card's socket, for a shape with a network only

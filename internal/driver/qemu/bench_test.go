@@ -111,7 +111,7 @@ func clone(h *statedir.Dir) (*machine, error) {
 			}
 		}
 	}
-	vm, err := s.start(id.Shape, args, f, nil)
+	vm, err := s.start(id.Shape, args, f)
 	if err != nil {
 		return nil, err
 	}

@@ -60,9 +60,8 @@ type machine struct {
 	halted  chan struct{} // closed when the guest has stopped its machine
 }
 
-// start runs QEMU with a machine of the given shape. It takes ownership of f's files. before is called on
-// the thread that starts QEMU, which inherits its properties; nil: nothing is called.
-func (s *Substrate) start(shape turnstone.Shape, args []string, f files, before func() error) (*machine, error) {
+// start runs QEMU with a machine of the given shape. It takes ownership of f's files.
+func (s *Substrate) start(shape turnstone.Shape, args []string, f files) (*machine, error) {
 	defer f.close()
 	m := &machine{Process: kit.New(turnstone.NewSandboxID(), console.New(), s.kernel.Advice()),
 		wall: s.wall.Wall, heard: make(chan struct{}), halted: make(chan struct{})}
@@ -74,7 +73,7 @@ func (s *Substrate) start(shape turnstone.Shape, args []string, f files, before 
 	if m.scratch, err = kit.Dup(f.scratch); err != nil {
 		return nil, err
 	}
-	if err := s.run(m, shape, args, f, before); err != nil {
+	if err := s.run(m, shape, args, f); err != nil {
 		_ = m.scratch.Close()
 		return nil, err
 	}
@@ -82,7 +81,7 @@ func (s *Substrate) start(shape turnstone.Shape, args []string, f files, before 
 }
 
 // run starts m's process, with one end of each of its sockets.
-func (s *Substrate) run(m *machine, shape turnstone.Shape, args []string, f files, before func() error) error {
+func (s *Substrate) run(m *machine, shape turnstone.Shape, args []string, f files) error {
 	var theirs []*os.File
 	ours := make([]net.Conn, 4) // by descriptor, from fdQMP on
 	defer func() {
@@ -113,7 +112,7 @@ func (s *Substrate) run(m *machine, shape turnstone.Shape, args []string, f file
 	defer release()
 	cmd.Stderr = &m.stderr
 	m.agent, m.card = ours[1], ours[fdNet-fdQMP]
-	if err := m.spawn(cmd, before); err != nil {
+	if err := m.spawn(cmd); err != nil {
 		closeAll(ours)
 		return err
 	}
@@ -123,8 +122,8 @@ func (s *Substrate) run(m *machine, shape turnstone.Shape, args []string, f file
 }
 
 // spawn starts cmd; the machine ends with cmd.
-func (m *machine) spawn(cmd *exec.Cmd, before func() error) error {
-	if err := m.Start(cmd, subprocess.Options{Before: before, Ended: m.ended}); err != nil {
+func (m *machine) spawn(cmd *exec.Cmd) error {
+	if err := m.Start(cmd, subprocess.Options{Ended: m.ended}); err != nil {
 		return err
 	}
 	go m.endWithKVM()

@@ -229,7 +229,7 @@ func (s *Substrate) launch(ctx context.Context, m substrate.Machine, f files, st
 	}
 	defer r.Close()
 	args := arguments(s.engineOf(m), m.Shape, true, disks{len(m.Layers), m.Home != ""})
-	vm, err := s.start(m.Shape, append(args, more...), f, nil)
+	vm, err := s.start(m.Shape, append(args, more...), f)
 	if err != nil {
 		_ = w.Close()
 		l.close()
@@ -299,7 +299,7 @@ func (s *Substrate) boot(m substrate.Machine, ram, scratch *os.File) (*machine, 
 		return nil, s.wrap(err)
 	}
 	vm, err := s.start(m.Shape, append(arguments(s.engineOf(m), m.Shape, false, disks{}), s.more...),
-		f, nil)
+		f)
 	if err != nil {
 		l.close()
 		return nil, s.wrap(err)

@@ -476,7 +476,7 @@ func TestNoSpaceEvent(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
 	m := &machine{Process: kit.New("sb_x", console.New(), "")}
 	m.agent, _, _ = socketpair()
-	if err := m.spawn(cmd, nil); err != nil {
+	if err := m.spawn(cmd); err != nil {
 		t.Fatal(err)
 	}
 	m.event(event{Name: "BLOCK_IO_ERROR",
@@ -491,7 +491,7 @@ func TestNoSpaceEvent(t *testing.T) {
 func TestBusError(t *testing.T) {
 	m := &machine{Process: kit.New("sb_x", console.New(), "")}
 	m.agent, _, _ = socketpair()
-	if err := m.spawn(exec.Command("sh", "-c", "kill -BUS $$"), nil); err != nil {
+	if err := m.spawn(exec.Command("sh", "-c", "kill -BUS $$")); err != nil {
 		t.Fatal(err)
 	}
 	<-m.Done()

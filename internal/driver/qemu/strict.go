@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/bits"
-	"math/rand/v2"
 	"os"
 	"strings"
 	"time"
@@ -41,6 +39,15 @@ const strictLimit = time.Hour
 
 // nanoseconds of an instruction, as a power of two: 2 ns.
 const icountShift = 1
+
+// lockstep makes QEMU's main thread and the thread of the CPU take turns: with a record, which nobody reads,
+// each holds QEMU's lock of the record for all that it does between two of its waits (replay_mutex_lock).
+// Without it the main thread, which adds the time until the next timer to the clock when the only CPU halts,
+// may see the halt before the CPU's thread has counted the last instructions, some three of them, which are
+// then added to the timer's time (icount_start_warp_timer reads CPUState.halted, which cpu_exec sets before
+// icount_process_data). On a busy host that happened in every other run, also with both threads on one
+// processor.
+var lockstep = fmt.Sprintf("rr=record,rrfile=/proc/self/fd/%d", fdNull)
 
 // strictModel is the virtual CPU: all that QEMU's translator can do, on any host, without its
 // random numbers.
@@ -76,7 +83,7 @@ func (s *Substrate) bootStrict(ctx context.Context, m substrate.Machine) (substr
 	}
 	defer ram.Close()
 	shape := m.Shape
-	vm, err := s.start(shape, append(strictArguments(m, disks), s.more...), f, oneProcessor)
+	vm, err := s.start(shape, append(strictArguments(m, disks), s.more...), f)
 	if err != nil {
 		return nil, s.wrap(err)
 	}
@@ -98,29 +105,6 @@ func (s *Substrate) bootStrict(ctx context.Context, m substrate.Machine) (substr
 		return nil, s.wrap(s.notStarted(err))
 	}
 	return vm, nil
-}
-
-// oneProcessor binds the calling thread to one of its processors. When the only CPU of a machine halts,
-// QEMU's main thread adds the time until the next timer to the clock. It may see the halt before the CPU's
-// thread has counted the last instructions, some three of them, which are then added to the timer's time
-// (icount_start_warp_timer reads CPUState.halted, which cpu_exec sets before icount_process_data). On one
-// processor both threads do not run at the same time.
-func oneProcessor() error {
-	var all, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &all); err != nil {
-		return err
-	}
-	skip := rand.IntN(max(1, all.Count()))
-	for cpu := range len(all) * bits.UintSize {
-		if !all.IsSet(cpu) {
-			continue
-		}
-		if skip--; skip < 0 {
-			one.Set(cpu)
-			return unix.SchedSetaffinity(0, &one)
-		}
-	}
-	return nil // more processors than the set has room for
 }
 
 // strictShape rejects a machine that cannot be deterministic.
@@ -221,7 +205,7 @@ func strictArguments(m substrate.Machine, disks []memoryDisk) []string {
 			",memory-backend=ram,vmport=off,smm=off,usb=off,graphics=off,sata=off,smbus=off," +
 			"i8042=off,nvdimm=on",
 		"-accel", "tcg,thread=single", "-cpu", strictModel, "-smp", "1",
-		"-icount", fmt.Sprintf("shift=%d,sleep=off", icountShift),
+		"-icount", fmt.Sprintf("shift=%d,sleep=off,%s", icountShift, lockstep),
 		"-rtc", "base=" + d.Clock.UTC().Format("2006-01-02T15:04:05") + ",clock=vm",
 		"-seed", fmt.Sprint(binary.BigEndian.Uint32(own[:])),
 		"-m", fmt.Sprintf("size=%dK,slots=%d,maxmem=%dK", memory>>10, len(disks), most>>10),
