@@ -114,7 +114,6 @@ critest: setup-tests shim ## run the conformance tests of the CRI against the sh
 run: setup build ## set up, build, and run examples/weather.md
 	bin/turn run examples/weather.md
 
-
 # A guest kernel made for tests, which also boots where the host's KVM runs no stock kernel. The
 # file is beside the checkout, if present; docs/substrates.md describes the kernel.
 TEST_KERNEL ?= $(abspath $(wildcard ../shared/kvm/vmlinux))

@@ -86,14 +86,11 @@ type splitter struct {
 	chunks []chunk
 	done   sync.WaitGroup
 
-	last   *memory.Buffer // the latest chunk that repeats none; nil: none yet
-	at     int            // its index
-	copies []repeat
+	// The latest chunk that differs from the one before; nil: none yet. Those after it that do not differ
+	// have no digest until the end: comparing is ten times as fast as hashing, and the holes of a sparse
+	// file have nothing else.
+	last *memory.Buffer
 }
-
-// A repeat is a chunk with the bytes of an earlier one. Comparing is ten times as fast as hashing, and
-// a sparse file has nothing but repeats in its holes.
-type repeat struct{ at, of int }
 
 // putChunks stores the chunks of src.
 func (b *Batch) putChunks(ctx context.Context, src *announced.Source, whole *memory.Hashing,
@@ -115,8 +112,10 @@ func (b *Batch) putChunks(ctx context.Context, src *announced.Source, whole *mem
 	if err != nil {
 		return nil, err
 	}
-	for _, r := range s.copies {
-		s.chunks[r.at].id = s.chunks[r.of].id
+	for i := range s.chunks {
+		if s.chunks[i].id == (id{}) { // the first one has a digest
+			s.chunks[i].id = s.chunks[i-1].id
+		}
 	}
 	return s.chunks, nil
 }
@@ -162,7 +161,6 @@ func (s *splitter) put(ctx context.Context, arena *memory.Buffer, p []byte) erro
 	buf := arena.Part(p)
 	s.whole.Add(buf)
 	if s.last != nil && bytes.Equal(s.last.B, p) {
-		s.copies = append(s.copies, repeat{at: len(s.chunks) - 1, of: s.at})
 		buf.Release()
 		return nil
 	}
@@ -170,7 +168,7 @@ func (s *splitter) put(ctx context.Context, arena *memory.Buffer, p []byte) erro
 		s.last.Release()
 	}
 	buf.Retain()
-	s.last, s.at = buf, len(s.chunks)-1
+	s.last = buf
 	s.done.Add(1)
 	err := s.b.add(ctx, &job{buf: buf, chunk: &s.chunks[len(s.chunks)-1].id, done: &s.done})
 	if err != nil {

@@ -21,8 +21,7 @@ type engine struct {
 
 // quickFirmware needs a twentieth of the instructions of QEMU's default, SeaBIOS. That counts where
 // the host's KVM emulates the ring of the firmware instruction by instruction, which is where a test
-// kernel is for: 0.4 s instead of 12. Other hosts have QEMU's choice, because it takes a tenth of a second
-// there, and few of them could be tried.
+// kernel is for: 0.4 s instead of 12. Other hosts have QEMU's choice, because none of them could be tried.
 const quickFirmware = "qboot.rom"
 
 // engineOf returns the engine for a machine.
