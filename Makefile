@@ -119,9 +119,12 @@ run: setup build ## set up, build, and run examples/weather.md
 TEST_KERNEL ?= $(abspath $(wildcard ../shared/kvm/vmlinux))
 export TEST_KERNEL
 
-# The scripts with machines run on the substrate that turn selects here; these scripts also on QEMU. Those
-# that scripts/test-kvm runs on QEMU under KVM do not run a third time, without KVM.
-ON_QEMU := (home|lifetime|network|secret|channel$(if $(and $(TEST_KERNEL),$(wildcard /dev/kvm)),,|run|session|kept|sandbox-fork))
+# The scripts with machines run on the substrate that turn selects here; these scripts also on QEMU. Where
+# scripts/test-kvm runs the others on QEMU under KVM, they do not run a third time, without KVM; nor does what
+# only the guest decides of QEMU's conformance suite (GUEST), whose rest then runs in a lane.
+ON_KVM := $(and $(TEST_KERNEL),$(wildcard /dev/kvm))
+ON_QEMU := (home|lifetime|network|secret|channel$(if $(ON_KVM),,|run|session|kept|sandbox-fork))
+GUEST = $(strip $(file <scripts/guest-tests))
 
 # What runs where, and what it costs, is in docs/testing.md. The scripts, and the corpus of deterministic
 # programs, run without the race detector, because it makes each of their many processes slow. So do the
@@ -143,20 +146,33 @@ BROWSER = TURN_TEST_BROWSER=1 TURN_TEST_PICTURES='$(CURDIR)/.cache/pictures'
 KUBERNETES = ./internal/kube/... ./cmd/turn-operator
 COMPUTES = $(addprefix ./,internal/channel/authority internal/driver/snapshots internal/fsimage/lowerdir internal/lang/syntax \
 	internal/proof/key internal/repo internal/store/merge internal/template/oci)
-GOROUTINES = ^Test(Agent|AtOnce|Cases|Concurrent|EndlessAnswers|EnsureRace|Faults|Folder.*|GCBesideTurns|NoteUseInParallel|Prune|Resumes|ResumesDamage|SealAtEachStep|ShredSweepsMemory|StackTogether|StoreInABucket|Together)$$
-SERIAL = $(addprefix ./,document internal internal/api internal/brief internal/cli/flags internal/config internal/e2b/pass \
-	internal/fleet internal/fleet/sim internal/fsimage/ext4 internal/fsimage/tar2erofs internal/fsimage/upperdir \
-	internal/guest/kernel/need internal/hostpath internal/keyring/ringconfig internal/lang/diagnose internal/plan \
-	internal/proof internal/repo/bundle internal/repo/chain internal/repo/compare internal/repo/location internal/repo/trace \
-	internal/server/node/tenants/public internal/server/patience internal/server/principal internal/store/codec \
-	internal/suggest internal/template/builtin internal/template/treeindex internal/template/wheel internal/tomlnest \
-	internal/turn/transcript internal/turnlog internal/ui/web/bundle manifest sdk/python/gen wire/internal/gen)
-ALONE = ./packaging/image $(COMPUTES) $(SERIAL)
-SWEEPS = ^Test(AnyByteOfAPack|(Sealed)?CheckpointCrash|CrashSweep|ExportIsTheDisk|FloodOfCreations|Fragments|LyingServer|ManagedHasIndex|PortScan|PropertyOneKeyRunsOnce|Repeats|SealedModel|Streaming|TooManyConnections|Window)$$|^TestSQLite$$/^Model$$
-SWEPT = $(addprefix ./internal/,engine guest/agent network/netstack server/controller server/records store)
-LONGEST = $(addprefix ./,cmd/turn-server cmd/turn internal/driver/qemu internal/turn internal/template internal/driver/gvisor \
-	internal/store internal/server/controller internal/guest/agent internal/server/records)
-OTHERS = $(shell $(GO) list ./... | grep -v -e /internal/kube/ -e /cmd/turn-operator $(ALONE:./%=-e /%$$))
+GOROUTINES = ^Test(Agent|AtOnce|Cases|Concurrent|EndlessAnswers|EnsureRace|Faults|Folder.*|GCBesideTurns|NoteUseInParallel|Prune|Resumes|ResumesDamage|ShredSweepsMemory|StackTogether|StoreInABucket|Together)$$
+SERIAL = $(addprefix ./,document internal internal/api internal/brief internal/cli/flags internal/cli/hostcmd \
+	internal/cli/proofcmd internal/config internal/doctor internal/driver internal/driver/console \
+	internal/driver/disk internal/driver/firecracker/internal/apispec internal/driver/host internal/driver/kit \
+	internal/e2b/pass internal/filestamp internal/fixedport internal/fleet internal/fleet/sim \
+	internal/fsimage/ext4 internal/fsimage/tar2erofs internal/fsimage/upperdir internal/guest/agentbin \
+	internal/guest/kernel/need internal/guest/parked internal/host internal/hostca internal/hostpath \
+	internal/keyring/ringconfig internal/lang/diagnose internal/netplan internal/network \
+	internal/network/sniff internal/otlp internal/plan internal/proof internal/remote/runner \
+	internal/repo/bundle internal/repo/chain internal/repo/compare internal/repo/location \
+	internal/repo/rootimage internal/repo/templatefiles internal/repo/trace internal/sandbox/collect \
+	internal/secret internal/server/config internal/server/controller/message \
+	internal/server/controller/placing internal/server/controller/quota internal/server/controller/usage \
+	internal/server/node/certificate internal/server/node/rights internal/server/node/tenants/public \
+	internal/server/patience internal/server/principal internal/server/tlsfiles internal/server/trail \
+	internal/sqlitefault internal/store/blob/local internal/store/codec internal/store/sweeps internal/suggest \
+	internal/template/builtin internal/template/share internal/template/treeindex internal/template/wheel \
+	internal/tomlnest internal/turn/inputs internal/turn/netrecord internal/turn/place internal/turn/resume \
+	internal/turn/state internal/turn/transcript internal/turnlog internal/ui/web/bundle manifest \
+	sdk/python/gen substrate wire/internal/gen)
+ALONE = ./packaging/image ./internal/server/markertest $(COMPUTES) $(SERIAL)
+SWEEPS = ^Test(AnyByteOfAPack|(Sealed)?CheckpointCrash|Crash(Commit|Sweep)|EqualContentsDoNotShow|ExportIsTheDisk|FloodOf(Creations|Requests)|Fragments|LyingServer|ManagedHasIndex|ManyTexts|PortScan|PropertyOneKeyRunsOnce|Repeats|SealAtEachStep|Sealed(Model|RoundTrip)|Streaming|TooManyConnections|Window)$$|^TestSQLite$$/^Model$$
+SWEPT = $(addprefix ./internal/,cdp engine guest/agent network/netstack network/recording server/controller server/records store)
+QEMU = ./internal/driver/qemu
+LONGEST = $(addprefix ./,cmd/turn-server cmd/turn $(if $(ON_KVM),,internal/driver/qemu) internal/turn internal/template \
+	internal/driver/gvisor internal/store internal/server/controller internal/guest/agent internal/server/records)
+OTHERS = $(shell $(GO) list ./... | grep -v -e /internal/kube/ -e /cmd/turn-operator $(patsubst ./%,-e /%$$,$(ALONE) $(if $(ON_KVM),$(QEMU))))
 CPUS := $(shell nproc)
 MORE = $(shell echo $$(($(CPUS) + 1)))
 
@@ -174,6 +190,7 @@ test: setup-tests shim check proto-check chart-check ## set up, build, and run e
 		"$$test $(KUBERNETES) $(ALONE); \
 		make operator; \
 		(cd shim && export CGO_ENABLED=0 && $(GO) vet ./... && $(GO) test -vet=off -timeout $(TIMEOUT) ./...); \
+		$(if $(ON_KVM),GORACE=atexit_sleep_ms=10 $$test -race -tags= -skip '$(GUEST)' $(QEMU);) \
 		$(BROWSER) scripts/test-suites" || failed=1; \
 	exit $$failed
 

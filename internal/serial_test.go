@@ -7,12 +7,15 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
 
 // TestSerial checks what make test runs without the race detector, and make race with it: the packages of
-// SERIAL in the Makefile start no goroutine, nor do their tests; of those of COMPUTES, each test that starts one runs with the detector, because GOROUTINES names it.
+// SERIAL in the Makefile start no goroutine, nor do their tests; of those of COMPUTES, each test that starts one
+// runs with the detector, because GOROUTINES names it, unless it is a sweep. Each test with the name of a sweep
+// is in a package whose sweeps run.
 func TestSerial(t *testing.T) {
 	text, err := os.ReadFile("../Makefile")
 	if err != nil {
@@ -32,13 +35,54 @@ func TestSerial(t *testing.T) {
 		})
 	}
 	named := regexp.MustCompile(strings.ReplaceAll(after("\nGOROUTINES = ", "\n"), "$$", "$"))
-	for _, p := range strings.Fields(after("\nCOMPUTES = $(addprefix ./,", ")")) {
+	sweep := regexp.MustCompile(strings.ReplaceAll(after("\nSWEEPS = ", "\n"), "$$", "$"))
+	computes := strings.Fields(after("\nCOMPUTES = $(addprefix ./,", ")"))
+	for _, p := range computes {
 		inspect(t, p, "*_test.go", func(at token.Position, test string) {
-			if strings.HasPrefix(test, "Test") && !named.MatchString(test) {
+			if strings.HasPrefix(test, "Test") && !named.MatchString(test) && !sweep.MatchString(test) {
 				t.Errorf("%s: %s runs beside others: add it to GOROUTINES", at, test)
 			}
 		})
 	}
+	swept := computes
+	for _, p := range strings.Fields(after("\nSWEPT = $(addprefix ./internal/,", ")")) {
+		swept = append(swept, "internal/"+p)
+	}
+	for _, test := range goTests(t) {
+		if sweep.MatchString(test.name) && !slices.Contains(swept, test.dir) {
+			t.Errorf("%s: %s has the name of a sweep, so make test skips it: rename it, or add the package to SWEPT",
+				test.dir, test.name)
+		}
+	}
+}
+
+// goTests returns the names of all tests of the module, with their folders.
+func goTests(t *testing.T) (tests []struct{ dir, name string }) {
+	t.Helper()
+	function := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	err := filepath.WalkDir("..", func(path string, d os.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && path != "..":
+			if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil || strings.HasPrefix(d.Name(), ".") {
+				return filepath.SkipDir // another module's, or the build's
+			}
+			return nil
+		case d.IsDir() || !strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		for _, found := range function.FindAllSubmatch(text, -1) {
+			dir, _ := filepath.Rel("..", filepath.Dir(path))
+			tests = append(tests, struct{ dir, name string }{dir, string(found[1])})
+		}
+		return err
+	})
+	if err != nil || len(tests) < 1000 {
+		t.Fatalf("%d tests, %v", len(tests), err)
+	}
+	return tests
 }
 
 // inspect tells of each place in the files of a package that starts a goroutine or runs a test beside

@@ -396,9 +396,9 @@ func TestClientFaults(t *testing.T) {
 	c.wantClosed(1002, "not a JSON")
 }
 
-// TestFlood: a client that sends without reading is disconnected, and meanwhile no other client has
+// TestFloodOfRequests: a client that sends without reading is disconnected, and meanwhile no other client has
 // to wait.
-func TestFlood(t *testing.T) {
+func TestFloodOfRequests(t *testing.T) {
 	for name, open := range map[string]func(*testing.T, *testServer,
 		sandboxes.Info) (*client, string){
 		"a session's": func(t *testing.T, s *testServer, a sandboxes.Info) (*client, string) {
