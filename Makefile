@@ -124,6 +124,7 @@ export TEST_KERNEL
 # only the guest decides of QEMU's conformance suite (GUEST), whose rest then runs in a lane.
 ON_KVM := $(and $(TEST_KERNEL),$(wildcard /dev/kvm))
 ON_QEMU := (home|lifetime|network|secret|channel$(if $(ON_KVM),,|run|session|kept|sandbox-fork))
+AS_USER := $(filter 0,$(shell id -u))
 GUEST = $(strip $(file <scripts/guest-tests))
 
 # What runs where, and what it costs, is in docs/testing.md. The scripts, and the corpus of deterministic
@@ -167,8 +168,8 @@ SERIAL = $(addprefix ./,document internal internal/api internal/brief internal/c
 	internal/turn/state internal/turn/transcript internal/turnlog internal/ui/web/bundle manifest \
 	sdk/python/gen substrate wire/internal/gen)
 ALONE = ./packaging/image ./internal/server/markertest $(COMPUTES) $(SERIAL)
-SWEEPS = ^Test(AnyByteOfAPack|(Sealed)?CheckpointCrash|Crash(Commit|Sweep)|EqualContentsDoNotShow|ExportIsTheDisk|FloodOf(Creations|Requests)|Fragments|LyingServer|ManagedHasIndex|ManyTexts|PortScan|PropertyOneKeyRunsOnce|Repeats|SealAtEachStep|Sealed(Model|RoundTrip)|Streaming|TooManyConnections|Window)$$|^TestSQLite$$/^Model$$
-SWEPT = $(addprefix ./internal/,cdp engine guest/agent network/netstack network/recording server/controller server/records store)
+SWEEPS = ^Test(AnyByteOfAPack|(Sealed)?CheckpointCrash|Commit(Crashes|Faults)|Crash(Commit|Sweep)|EqualContentsDoNotShow|ExportIsTheDisk|FloodOf(Creations|Requests)|Fragments|LyingServer|ManagedHasIndex|ManyTexts|PlansGolden|PortScan|PropertyOneKeyRunsOnce|Repeats|SealAtEachStep|Sealed(Model|RoundTrip)|Streaming|TooManyConnections|Window)$$|^TestSQLite$$/^Model$$
+SWEPT = $(addprefix ./internal/,cdp engine guest/agent network/netstack network/recording server/controller server/records store turn)
 QEMU = ./internal/driver/qemu
 LONGEST = $(addprefix ./,cmd/turn-server cmd/turn $(if $(ON_KVM),,internal/driver/qemu) internal/turn internal/template \
 	internal/driver/gvisor internal/store internal/server/controller internal/guest/agent internal/server/records)
@@ -184,7 +185,7 @@ test: setup-tests shim check proto-check chart-check ## set up, build, and run e
 	$$test -parallel $(MORE) -run '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' ./cmd/turn ./internal/bench/corpus $(SWEPT) || failed=1; \
 	scripts/together \
 		"TURN_SOAK_FOR=5m $$test -count 1 -run '^TestSoak$$' ./cmd/turn; \
-		scripts/test-kvm; \
+		scripts/test-kvm $(if $(AS_USER),--before-user); \
 		TURN_SUBSTRATE=qemu $$test -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn; \
 		scripts/test-as-user" \
 		"$$test $(KUBERNETES) $(ALONE); \
