@@ -121,28 +121,27 @@ export TEST_KERNEL
 
 # The scripts with machines run on the substrate that turn selects here; these scripts also on QEMU. Where
 # scripts/test-kvm runs the others on QEMU under KVM, they do not run a third time, without KVM; nor does what
-# only the guest decides of QEMU's conformance suite (GUEST), whose rest then runs in a lane.
+# only the guest decides of QEMU's conformance suite (GUEST) run again with the race detector.
 ON_KVM := $(and $(TEST_KERNEL),$(wildcard /dev/kvm))
 ON_QEMU := (home|lifetime|network|secret|channel$(if $(ON_KVM),,|run|session|kept|sandbox-fork))
 AS_USER := $(filter 0,$(shell id -u))
 GUEST = $(strip $(file <scripts/guest-tests))
 
-# What runs where, and what it costs, is in docs/testing.md. The scripts, and the corpus of deterministic
-# programs, run without the race detector, because it makes each of their many processes slow. So do the
-# packages that link the libraries of Kubernetes, whose second build would take minutes; what computes alone
-# (COMPUTES without the tests of GOROUTINES, SWEEPS); and what starts no goroutine (SERIAL). The other tests of
-# the packages run with it, and make race runs with it what is left out, but for Kubernetes.
-#
-# A program with the race detector sleeps for a second before it exits, in which other goroutines may still
-# race; thousands of the tests' processes would sleep so for many minutes, so GORACE says less. -s leaves out
-# what only a debugger reads, and a third of each link. The soak runs without the detector, which sees only its
-# clients.
+# What runs where, and what it costs, is in docs/testing.md. make test runs everything once; make test-again
+# runs it in other ways: with the race detector, under KVM, on QEMU, and as an ordinary user.
 #
 # What waits more than it computes has more processes than processors. The packages that take longest come
-# first, so that none of them runs alone at the end. The soak runs for five minutes, with faults, and after it
-# what runs again under KVM, on QEMU and as a user; beside them are the operator with a real API server, the
-# shim's pods, and the suites in other languages. After a failed part the other parts still run. make check
-# has vetted the tests. The tests of turn ui run in Chromium, and keep pictures of the page in .cache/pictures.
+# first, so that none of them runs alone at the end. The soak runs for five minutes, with faults; beside it are
+# the operator with a real API server, the shim's pods, and the suites in other languages. After a failed part
+# the other parts still run. make check has vetted the tests. The tests of turn ui run in Chromium, and keep
+# pictures of the page in .cache/pictures. -s leaves out what only a debugger reads, and a third of each link.
+#
+# The race detector makes each of the scripts' and the corpus's many processes slow, so these run without it. So
+# do the packages that link the libraries of Kubernetes, whose second build would take minutes; what computes
+# alone (COMPUTES without the tests of GOROUTINES, SWEEPS); and what starts no goroutine (SERIAL). make race runs
+# with it what make test-again leaves out, but for Kubernetes. A program with the detector sleeps for a second
+# before it exits, in which other goroutines may still race; thousands of the tests' processes would sleep so for
+# many minutes, so GORACE says less. The detector would see only the clients of the soak.
 BROWSER = TURN_TEST_BROWSER=1 TURN_TEST_PICTURES='$(CURDIR)/.cache/pictures'
 KUBERNETES = ./internal/kube/... ./cmd/turn-operator
 COMPUTES = $(addprefix ./,internal/channel/authority internal/driver/snapshots internal/fsimage/lowerdir internal/lang/syntax \
@@ -171,32 +170,41 @@ ALONE = ./packaging/image ./internal/server/markertest $(COMPUTES) $(SERIAL)
 SWEEPS = ^Test(AnyByteOfAPack|(Sealed)?CheckpointCrash|Commit(Crashes|Faults)|Crash(Commit|Sweep)|EqualContentsDoNotShow|ExportIsTheDisk|FloodOf(Creations|Requests)|Fragments|LyingServer|ManagedHasIndex|ManyTexts|PlansGolden|PortScan|PropertyOneKeyRunsOnce|Repeats|SealAtEachStep|Sealed(Model|RoundTrip)|Streaming|TooManyConnections|Window)$$|^TestSQLite$$/^Model$$
 SWEPT = $(addprefix ./internal/,cdp engine guest/agent network/netstack network/recording server/controller server/records store turn)
 QEMU = ./internal/driver/qemu
-LONGEST = $(addprefix ./,cmd/turn-server cmd/turn $(if $(ON_KVM),,internal/driver/qemu) internal/turn internal/template \
-	internal/driver/gvisor internal/store internal/server/controller internal/guest/agent internal/server/records)
-OTHERS = $(shell $(GO) list ./... | grep -v -e /internal/kube/ -e /cmd/turn-operator $(patsubst ./%,-e /%$$,$(ALONE) $(if $(ON_KVM),$(QEMU))))
+LONGEST = $(addprefix ./,cmd/turn-server cmd/turn internal/driver/qemu internal/turn internal/template internal/driver/gvisor \
+	internal/store internal/server/controller internal/guest/agent internal/server/records)
+ALL = $(shell $(GO) list ./... | grep -v -e /internal/kube/ -e /cmd/turn-operator -e /packaging/image)
+LATER = $(ALONE) $(if $(ON_KVM),$(QEMU))
+RACED = $(filter-out $(QEMU),$(LONGEST)) $(shell $(GO) list ./... | grep -v -e /internal/kube/ -e /cmd/turn-operator $(LATER:./%=-e /%$$))
 CPUS := $(shell nproc)
 MORE = $(shell echo $$(($(CPUS) + 1)))
+TESTS = export $(SHARED:%'=%) -ldflags=-s'; test="$(GO) test -vet=off -timeout $(TIMEOUT)"; race="$$test -race -tags="
 
 .PHONY: test
-test: setup-tests shim check proto-check chart-check ## set up, build, and run every test; as root, some again as a user
-	@set -x; failed=0; export $(SHARED:%'=%) -ldflags=-s'; test="$(GO) test -vet=off -timeout $(TIMEOUT)"; \
-	$(BROWSER) GORACE=atexit_sleep_ms=10 $$test -race -tags= -p $(MORE) -skip '^Test((Machine)?Script$$|Soak$$|MachineCorpus)|$(SWEEPS)' $(LONGEST) $(OTHERS) || failed=1; \
-	GORACE=atexit_sleep_ms=10 $$test -race -tags= -run '$(GOROUTINES)' $(COMPUTES) || failed=1; \
-	$$test -parallel $(MORE) -run '^Test((Machine)?Script$$|MachineCorpus)|$(SWEEPS)' ./cmd/turn ./internal/bench/corpus $(SWEPT) || failed=1; \
+test: setup-tests shim check proto-check chart-check ## set up, build, and run every test once
+	@set -x; failed=0; $(TESTS); \
+	$(BROWSER) $$test -p $(MORE) -skip '^Test((Machine)?Script$$|Soak$$|MachineCorpus)' $(LONGEST) $(ALL) || failed=1; \
+	$$test -parallel $(MORE) -run '^Test((Machine)?Script$$|MachineCorpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
 	scripts/together \
-		"TURN_SOAK_FOR=5m $$test -count 1 -run '^TestSoak$$' ./cmd/turn; \
-		scripts/test-kvm $(if $(AS_USER),--before-user); \
-		TURN_SUBSTRATE=qemu $$test -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn; \
-		scripts/test-as-user" \
-		"$$test $(KUBERNETES) $(ALONE); \
+		"TURN_SOAK_FOR=5m $$test -count 1 -run '^TestSoak$$' ./cmd/turn" \
+		"$$test $(KUBERNETES) ./packaging/image; \
 		make operator; \
 		(cd shim && export CGO_ENABLED=0 && $(GO) vet ./... && $(GO) test -vet=off -timeout $(TIMEOUT) ./...); \
-		$(if $(ON_KVM),GORACE=atexit_sleep_ms=10 $$test -race -tags= -skip '$(GUEST)' $(QEMU);) \
 		$(BROWSER) scripts/test-suites" || failed=1; \
 	exit $$failed
 
+.PHONY: test-again
+test-again: setup-tests build ## run tests again: with the race detector, under KVM, on QEMU, as an ordinary user
+	@set -x; $(TESTS); export GORACE=atexit_sleep_ms=10; \
+	scripts/together \
+		"$(BROWSER) $$race -p $(MORE) -skip '^Test((Machine)?Script$$|Soak$$|MachineCorpus)|$(SWEEPS)' $(RACED); \
+		$$race -run '$(GOROUTINES)' $(COMPUTES)" \
+		"scripts/test-kvm $(if $(AS_USER),--before-user); \
+		TURN_SUBSTRATE=qemu $$test -run '^TestMachineScript$$/^$(ON_QEMU)$$' ./cmd/turn; \
+		$(if $(ON_KVM),$$race -skip '$(GUEST)' $(QEMU);) \
+		scripts/test-as-user"
+
 .PHONY: race
-race: setup-tests build ## run with the race detector what make test runs without it
+race: setup-tests build ## run with the race detector what make test-again runs without it
 	TURN_SOAK_TURNS=60 GORACE=atexit_sleep_ms=10 $(GO) test -vet=off -timeout $(TIMEOUT) -race -run '^Test(Script|Soak)$$|$(SWEEPS)' ./cmd/turn $(SWEPT)
 	GORACE=atexit_sleep_ms=10 $(GO) test -vet=off -timeout $(TIMEOUT) -race $(ALONE)
 
