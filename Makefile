@@ -130,9 +130,9 @@ GUEST = $(strip $(file <scripts/guest-tests))
 # What runs where, and what it costs, is in docs/testing.md. make test runs everything once; make test-again
 # runs it in other ways: with the race detector, under KVM, on QEMU, and as an ordinary user.
 #
-# What waits more than it computes has more processes than processors. The packages that take longest come
-# first, so that none of them runs alone at the end. The soak runs for five minutes, with faults; beside it are
-# the operator with a real API server, the shim's pods, and the suites in other languages. After a failed part
+# What waits more than it computes has more processes than processors. The packages that take longest come first,
+# so that none of them runs alone at the end. The soak runs for five minutes, with faults, and then the suites in
+# other languages; beside them are the operator with a real API server, and the shim's pods. After a failed part
 # the other parts still run. make check has vetted the tests. The tests of turn ui run in Chromium, and keep
 # pictures of the page in .cache/pictures. -s leaves out what only a debugger reads, and a third of each link.
 #
@@ -185,11 +185,11 @@ test: setup-tests shim check proto-check chart-check ## set up, build, and run e
 	$(BROWSER) $$test -p $(MORE) -skip '^Test((Machine)?Script$$|Soak$$|MachineCorpus)' $(LONGEST) $(ALL) || failed=1; \
 	$$test -parallel $(MORE) -run '^Test((Machine)?Script$$|MachineCorpus)' ./cmd/turn ./internal/bench/corpus || failed=1; \
 	scripts/together \
-		"TURN_SOAK_FOR=5m $$test -count 1 -run '^TestSoak$$' ./cmd/turn" \
-		"$$test $(KUBERNETES) ./packaging/image; \
+		"TURN_SOAK_FOR=5m $$test -count 1 -run '^TestSoak$$' ./cmd/turn; \
 		make operator; \
-		(cd shim && export CGO_ENABLED=0 && $(GO) vet ./... && $(GO) test -vet=off -timeout $(TIMEOUT) ./...); \
-		$(BROWSER) scripts/test-suites" || failed=1; \
+		$(BROWSER) scripts/test-suites" \
+		"$$test $(KUBERNETES) ./packaging/image; \
+		(cd shim && export CGO_ENABLED=0 && $(GO) vet ./... && $(GO) test -vet=off -timeout $(TIMEOUT) ./...)" || failed=1; \
 	exit $$failed
 
 .PHONY: test-again
