@@ -26,6 +26,7 @@ const (
 	startTime = 2 * time.Minute
 	firstLook = 5 * time.Millisecond // doubled, up to lastLook
 	lastLook  = 100 * time.Millisecond
+	launches  = 3 // of a program that ends, as it does where another process's server begins, or ends, just then
 )
 
 // maxLog bounds the log of servers in bytes: a longer one begins again.
@@ -46,7 +47,7 @@ func (s *Starter) Start(ctx context.Context) error {
 	defer s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
-	if s.answers(ctx) {
+	if _, ready := s.answers(ctx); ready {
 		return nil
 	}
 	dir, err := statedir.Open(s.Dir)
@@ -66,11 +67,18 @@ func (s *Starter) Start(ctx context.Context) error {
 	if err != nil {
 		return failed(program, err)
 	}
-	for look := firstLook; ; look = min(2*look, lastLook) {
+	for look, left := firstLook, launches-1; ; look = min(2*look, lastLook) {
 		gone := ended() // before the question: another server may answer when this one ends
+		serves, ready := s.answers(ctx)
 		switch {
-		case s.answers(ctx):
+		case ready:
 			return nil
+		case gone && serves: // another process's server, whose node registers a moment later
+		case gone && left > 0:
+			left--
+			if ended, err = launch(ctx, program, dir.Root, log); err != nil {
+				return failed(program, err)
+			}
 		case gone:
 			return failed(program, errors.New(lastLine(log))).WithHint("read " + log.Name())
 		}
@@ -87,15 +95,15 @@ func failed(program string, err error) *turnstone.Error {
 	return turnstone.NewError("server.start", turnstone.KindUnavailable, program+" serve --local", err)
 }
 
-// answers reports whether the server answers and has a node.
-func (s *Starter) answers(ctx context.Context) bool {
+// answers reports whether the server answers, and whether it has a node, too.
+func (s *Starter) answers(ctx context.Context) (serves, ready bool) {
 	server, err := hosts.Client{Dir: s.Dir}.Operator(ctx)
 	if err != nil {
-		return false
+		return false, false
 	}
 	defer func() { _ = server.Close() }()
 	a, err := server.Server.ListNodes(ctx, connect.NewRequest(&v1.ListNodesRequest{}))
-	return err == nil && len(a.Msg.Nodes) > 0
+	return err == nil, err == nil && len(a.Msg.Nodes) > 0
 }
 
 // find returns the path of turn.
