@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// TestSerial checks what make test runs without the race detector, and make race with it: the packages of
-// SERIAL in the Makefile start no goroutine, nor do their tests; of those of COMPUTES, each test that starts one
+// TestSerial checks what make test-again runs without the race detector, and make race with it: the packages
+// of SERIAL in the Makefile start no goroutine, nor do their tests; of those of COMPUTES, each test that starts one
 // runs with the detector, because GOROUTINES names it, unless it is a sweep. Each test with the name of a sweep
 // is in a package whose sweeps run.
 func TestSerial(t *testing.T) {
@@ -50,7 +50,7 @@ func TestSerial(t *testing.T) {
 	}
 	for _, test := range goTests(t) {
 		if sweep.MatchString(test.name) && !slices.Contains(swept, test.dir) {
-			t.Errorf("%s: %s has the name of a sweep, so make test skips it: rename it, or add the package to SWEPT",
+			t.Errorf("%s: %s has the name of a sweep, so make test-again and make race skip it: rename it, or add the package to SWEPT",
 				test.dir, test.name)
 		}
 	}

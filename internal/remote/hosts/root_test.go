@@ -39,10 +39,11 @@ func signer(t testing.TB, seed byte) *key.Signer {
 	return k
 }
 
+// refused is in the error of a server that has no such channel: 404 alone may be in a path or a port.
+const refused = "answers 404 "
+
 // The keys of the tests: two roots, and nodes.
 const (
-	refused = "answers 404 " // not 404 alone, which a path or a port may have
-
 	rootOne, rootTwo, rootOther = 10, 11, 12
 	nodeOne, nodeTwo            = 1, 2
 )
