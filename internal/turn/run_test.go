@@ -170,7 +170,7 @@ func TestTurns(t *testing.T) {
 		},
 		"out of memory": {
 			"---\nmemory: 256MiB\n---\n" + step("name=a",
-				`perl -e 'push @x, "x" x (1_000_000 + $_) for 1..400'`), turnstone.ResultFailed,
+				`perl -e 'push @x, "x" x (1_000_000 + $_) for 1..320; sleep 60'`), turnstone.ResultFailed,
 			[]string{"a failed *"}, []string{"out of memory"}, nil,
 		},
 		"full disk": {
