@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/kube/control"
 	"turnstone.dev/turnstone/internal/kube/kubetest"
 	"turnstone.dev/turnstone/internal/remote"
 	"turnstone.dev/turnstone/internal/remote/hosts"
@@ -37,8 +38,9 @@ const (
 )
 
 // operatorScopes are what the operator's token grants.
-var operatorScopes = []string{"tokens:issue", "tokens:read", "tenants:issue", "templates:read", "pools:write",
-	"sandboxes:create", "sandboxes:read", "sandboxes:connect", "sandboxes:control", "sandboxes:delete"}
+func operatorScopes() []string {
+	return append(control.Sandboxes(), "tokens:issue", "tokens:read", "tenants:issue", "pools:write")
+}
 
 // A realNode is a server with all roles, whose sandboxes are real and wait in a pool, with its operator.
 type realNode struct {
@@ -152,7 +154,7 @@ func (n *realNode) prepare(ctx context.Context, address string) error {
 		return err
 	}
 	args := []string{"token", "create", "--name", "operator", "--ttl", "2h"}
-	for _, s := range operatorScopes {
+	for _, s := range operatorScopes() {
 		args = append(args, "--scope", s)
 	}
 	operator, err := n.turn(ctx, admin, args...)
