@@ -10,7 +10,6 @@ import (
 	"turnstone.dev/turnstone/internal/diskspace"
 	"turnstone.dev/turnstone/internal/netplan"
 	"turnstone.dev/turnstone/internal/server/auth"
-	"turnstone.dev/turnstone/internal/server/node/tenants/public"
 	"turnstone.dev/turnstone/internal/template"
 )
 
@@ -33,7 +32,7 @@ func (s *State) Refresh(ctx context.Context) error {
 		}
 		from := s.shared.Dir.Path("templates", e.Digest.Hex())
 		to := s.Dir.Path("templates", e.Digest.Hex())
-		if err := public.Image(from, to, s.others(e.Digest)); err != nil {
+		if err := s.shared.images.Link(from, to, func() []string { return s.others(e.Digest) }); err != nil {
 			return failed(s.Tenant, err)
 		}
 	}

@@ -94,7 +94,8 @@ type State struct {
 	bucket   *node.Bucket
 	common   *turns.Shared // with other nodes; nil: the sessions are this node's
 
-	shared *State // the operator's; nil in itself
+	shared *State        // the operator's; nil in itself
+	images public.Images // of the operator's state alone: links of its templates' images
 }
 
 // Folder creates the folder of the tenant's state directory that keeps what only a server needs, or

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"turnstone.dev/turnstone/internal/filestamp"
 )
@@ -17,13 +18,19 @@ const (
 	manifest = "manifest.json"
 )
 
-// Image makes the folder to, with the image of a template whose folder is from, unless to exists. A
+// Images links the images of one store's templates into others. Its methods are safe for concurrent use:
+// a link beside another would leave stamps that are those of neither. The zero value is ready.
+type Images struct{ mu sync.Mutex }
+
+// Link makes the folder to, with the image of a template whose folder is from, unless to exists. A
 // template without an image of its own is a layer, whose files are in a store: nothing is made.
 //
 // Another link changes the image's inode, so that each store which has it would read all of it again. The
-// stamps in the manifests of from and of the folders in also follow, where they were those of the file
-// until the link. An error of that is none of Image: such a store reads the image.
-func Image(from, to string, also []string) error {
+// stamps in the manifests of from and of the folders that also returns follow, where they were those of the
+// file until the link. An error of that is none of Link: such a store reads the image.
+func (i *Images) Link(from, to string, also func() []string) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
 	if _, err := os.Stat(filepath.Join(from, image)); err != nil {
 		return nil
 	}
@@ -55,7 +62,7 @@ func Image(from, to string, also []string) error {
 	if err != nil {
 		return err
 	}
-	for _, dir := range append([]string{tmp, from}, also...) {
+	for _, dir := range append([]string{tmp, from}, also()...) {
 		_ = follow(filepath.Join(dir, manifest), moved)
 	}
 	if err := os.Rename(tmp, to); err != nil && !errors.Is(err, fs.ErrExist) {

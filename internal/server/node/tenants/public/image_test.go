@@ -2,9 +2,12 @@ package public
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -44,6 +47,10 @@ func built(t *testing.T) string {
 	return dir
 }
 
+func give(from, to string, also ...string) error {
+	return new(Images).Link(from, to, func() []string { return also })
+}
+
 // stamp returns the stamp in a folder's manifest.
 func stamp(t *testing.T, dir string) filestamp.Stamp {
 	t.Helper()
@@ -68,7 +75,7 @@ func TestImage(t *testing.T) {
 	var also []string
 	for _, name := range []string{"a", "b", "c"} {
 		to := filepath.Join(t.TempDir(), name, "image")
-		if err := Image(from, to, append(also, filepath.Join(t.TempDir(), "none"))); err != nil {
+		if err := give(from, to, append(also, filepath.Join(t.TempDir(), "none"))...); err != nil {
 			t.Fatal(err)
 		}
 		also = append(also, to)
@@ -81,11 +88,35 @@ func TestImage(t *testing.T) {
 			}
 		}
 	}
-	if err := Image(from, also[0], also); err != nil || !stamp(t, from).Fresh(filepath.Join(from, image)) {
+	if err := give(from, also[0], also...); err != nil || !stamp(t, from).Fresh(filepath.Join(from, image)) {
 		t.Error("a folder that exists:", err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(also[0]), "tmp", "*")); len(left) != 0 {
 		t.Errorf("%q is left", left)
+	}
+}
+
+// TestImagesAtOnce: links at one time leave the stamps of the last one.
+func TestImagesAtOnce(t *testing.T) {
+	from, above := built(t), t.TempDir()
+	var also []string
+	for n := range 20 {
+		also = append(also, filepath.Join(above, fmt.Sprint(n), "image"))
+	}
+	var images Images
+	var all sync.WaitGroup
+	for _, to := range slices.Concat(also, also) {
+		all.Go(func() {
+			if err := images.Link(from, to, func() []string { return also }); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	for _, dir := range append(also, from) {
+		if s := stamp(t, dir); !s.Fresh(filepath.Join(dir, image)) || s.Digest != notItsDigest {
+			t.Errorf("%s: %+v", dir, s)
+		}
 	}
 }
 
@@ -94,7 +125,7 @@ func TestImage(t *testing.T) {
 func TestImageThatChanged(t *testing.T) {
 	from := built(t)
 	other, broken := filepath.Join(t.TempDir(), "other"), t.TempDir()
-	if err := Image(from, other, nil); err != nil {
+	if err := give(from, other); err != nil {
 		t.Fatal(err)
 	}
 	write(t, filepath.Join(broken, manifest), "{{{")
@@ -105,7 +136,7 @@ func TestImageThatChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	to := filepath.Join(t.TempDir(), "to")
-	if err := Image(from, to, []string{other, broken}); err != nil {
+	if err := give(from, to, other, broken); err != nil {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{from, to, other} {
@@ -120,7 +151,7 @@ func TestNoImage(t *testing.T) {
 	from := t.TempDir()
 	write(t, filepath.Join(from, manifest), "{}")
 	to := filepath.Join(t.TempDir(), "to")
-	if err := Image(from, to, nil); err != nil {
+	if err := give(from, to); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(to); err == nil {
