@@ -159,7 +159,7 @@ SERIAL = $(addprefix ./,document internal internal/api internal/brief internal/c
 	internal/repo/rootimage internal/repo/templatefiles internal/repo/trace internal/sandbox/collect \
 	internal/secret internal/server/config internal/server/controller/message \
 	internal/server/controller/placing internal/server/controller/quota internal/server/controller/usage \
-	internal/server/node/certificate internal/server/node/rights internal/server/node/tenants/public \
+	internal/server/node/certificate internal/server/node/rights \
 	internal/server/patience internal/server/principal internal/server/tlsfiles internal/server/trail \
 	internal/sqlitefault internal/store/blob/local internal/store/codec internal/store/sweeps internal/suggest \
 	internal/template/builtin internal/template/share internal/template/treeindex internal/template/wheel \
