@@ -63,11 +63,13 @@ func TestQuotaOfTickets(t *testing.T) {
 // TestQuotaOfTemplates: a machine whose size the request does not name counts with its template's,
 // however many are asked for at one time.
 func TestQuotaOfTemplates(t *testing.T) {
-	w, c := limited(t, quota.Limits{CPUs: 8})
-	w.Controller.nodes.mu.Lock()
-	w.Controller.nodes.all["n1"].templates["base"] = &v1.Template{Name: "base",
-		Machine: &v1.Machine{Cpus: 4}}
-	w.Controller.nodes.mu.Unlock()
+	w, _ := limited(t, quota.Limits{CPUs: 8})
+	n := w.nodes[0] // which tells it in every list
+	n.mu.Lock()
+	n.templates["base"] = &v1.Template{Name: "base", Machine: &v1.Machine{Cpus: 4}}
+	n.mu.Unlock()
+	w.restart()
+	c := w.as(with("acme"))
 	var made atomic.Int64
 	var all sync.WaitGroup
 	for i := range 20 {

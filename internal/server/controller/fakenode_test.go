@@ -232,6 +232,9 @@ func (n *fakeNode) newSandbox(tenant, id, parent string,
 	}
 	n.made[id]++
 	machine := m.GetMachine()
+	if machine == nil { // the template's, as the controller counts it
+		machine = n.templates[cmp.Or(m.GetTemplate(), "base")].GetMachine()
+	}
 	if machine == nil {
 		machine = &v1.Machine{Cpus: 1, Memory: 1 << 30}
 	}
