@@ -345,7 +345,7 @@ func testMemory(t *testing.T, s substrate.Substrate, c Config) {
 	m := c.Machine
 	m.Shape.Memory = turnstone.MinMemory
 	_, client := Clone(t, s, m, &c.Network)
-	// It keeps what it took: a kernel that only counts memory is looked at from time to time.
+	// The program keeps its memory: where the kernel only counts it, the agent looks now and then.
 	out, exit := Shell(t, client,
 		`perl -e 'push @x, "x" x (1_000_000 + $_) for 1..320; print scalar @x; sleep 60'`)
 	if exit.ExitCode == 0 || !exit.OOMKilled {
