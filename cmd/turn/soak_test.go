@@ -30,7 +30,7 @@ import (
 // place of the number of turns) make it longer, TURN_SOAK_FAULTS is how many faults of each kind come
 // in 100 turns, and TURN_SOAK_SEED repeats the places of one's faults.
 const (
-	soakTurns   = 60
+	soakTurns   = 40
 	soakWorkers = 4
 	soakTenants = 3
 	// soakPatience bounds one command: a client that takes longer hangs.

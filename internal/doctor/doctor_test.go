@@ -144,6 +144,7 @@ func TestKVM(t *testing.T) {
 	}
 }
 
+//testrun:user
 func TestKVMPermission(t *testing.T) {
 	if os.Getuid() == 0 {
 		t.Skip("root may open everything")
@@ -158,6 +159,7 @@ func TestKVMPermission(t *testing.T) {
 	}
 }
 
+//testrun:user
 func TestSubIDs(t *testing.T) {
 	for _, tc := range []struct {
 		name, file string
@@ -420,6 +422,8 @@ func TestMissingQEMU(t *testing.T) {
 }
 
 // TestQEMUWithoutNamespaces: turns run, and doctor reports what is missing.
+//
+//testrun:user
 func TestQEMUWithoutNamespaces(t *testing.T) {
 	c := machineOf(t, 1000, nil)
 	f := c.jail("QEMU 7.2", qemu.Jail{Wall: "filter",

@@ -182,6 +182,8 @@ func (h madeUp) turn(ctx context.Context, works bool) (proofs int, on string) {
 
 // TestDoctorSaysWhatTurnsDo: on every host, doctor's lines match the behavior of turns and do not
 // contradict each other.
+//
+//testrun:user
 func TestDoctorSaysWhatTurnsDo(t *testing.T) {
 	c := machineOf(t, 0, map[string]string{"dev/kvm": ""})
 	c.opt.Kernel = "/srv/vmlinux"

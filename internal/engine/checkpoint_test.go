@@ -19,6 +19,7 @@ import (
 	"turnstone.dev/turnstone/internal/hostkeys"
 	"turnstone.dev/turnstone/internal/plan"
 	"turnstone.dev/turnstone/internal/statedir"
+	"turnstone.dev/turnstone/internal/testsize"
 	"turnstone.dev/turnstone/internal/turntest"
 )
 
@@ -110,7 +111,7 @@ func TestSealedCheckpointCrash(t *testing.T) {
 
 func checkpointCrash(t *testing.T, config string) {
 	after := map[int]int{}
-	for n, done := 0, false; !done; n++ {
+	for n, done := 0, false; !done; n += testsize.Step(3) {
 		if n > 100 {
 			t.Fatal("a checkpoint does not end")
 		}
@@ -160,7 +161,7 @@ func checkpointCrash(t *testing.T, config string) {
 		}
 		closeKeys()
 	}
-	if after[1] < 3 || after[2] < 1 {
+	if after[1] < 3/testsize.Step(3) || after[2] < 1/testsize.Step(3) {
 		t.Errorf("turns were resumed after steps %v", after)
 	}
 	t.Logf("resumed after steps %v", after)

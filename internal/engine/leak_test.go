@@ -19,6 +19,8 @@ import (
 
 // TestNothingIsLeft checks that turns, however they end, leave no goroutine, no open file and no
 // temporary file in a process that runs many turns.
+//
+//testrun:user
 func TestNothingIsLeft(t *testing.T) {
 	shared := turntest.Home(t)
 	h := &statedir.Dir{Root: t.TempDir()}

@@ -37,6 +37,8 @@ func TestLowSpaceStartsNothing(t *testing.T) {
 
 // TestLowSpaceEndsTheTurn checks that a running turn ends when the disk is nearly full, with a
 // receipt that says so and with the state at that time.
+//
+//testrun:user
 func TestLowSpaceEndsTheTurn(t *testing.T) {
 	x := testEngine(turntest.Home(t))
 	var full atomic.Bool

@@ -76,6 +76,8 @@ func output(t *testing.T, s *sandbox.Sandbox, script string) string {
 
 // TestForkAsTheProduct clones a running sandbox on each substrate that works here like turn sandbox
 // fork, using only a Resumer.
+//
+//testrun:user kvm
 func TestForkAsTheProduct(t *testing.T) {
 	h := turntest.Home(t)
 	for _, name := range driver.Names()[1:] {

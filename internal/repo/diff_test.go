@@ -18,6 +18,10 @@ import (
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
 )
 
+// Most tests compute alone, for long: under the race detector run those that start goroutines themselves.
+//
+//testrun:race own
+
 func TestDiffOfStates(t *testing.T) {
 	p := repotest.New(t)
 	s := p.Session("s")

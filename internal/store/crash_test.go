@@ -16,6 +16,7 @@ import (
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/blob/local"
 	"turnstone.dev/turnstone/internal/store/seal"
+	"turnstone.dev/turnstone/internal/testsize"
 )
 
 // The list of chunks of TestChunks' content.
@@ -149,7 +150,7 @@ func crashName(key byte) string {
 }
 
 func crashCommit(t *testing.T, key byte) {
-	for n, done := 0, false; !done; n++ {
+	for n, done := 0, false; !done; n += testsize.Step(3) {
 		root := t.TempDir()
 		if !runChild(t, crash{Root: root, N: 1 << 30, Run: 0, Key: key}) {
 			t.Fatal("the first commit did not end")
@@ -191,7 +192,7 @@ func TestCrashSweep(t *testing.T) {
 func crashSweep(t *testing.T, key byte) {
 	killed := 0
 	view := crash{Key: key}.domain()
-	for n, done := 0, false; !done; n++ {
+	for n, done := 0, false; !done; n += testsize.Step(3) {
 		root := t.TempDir()
 		s := open(t, root).in(view)
 		for run := range 12 {
@@ -229,7 +230,7 @@ func crashSweep(t *testing.T, key byte) {
 			t.Fatal("a sweep does not end")
 		}
 	}
-	if killed < 10 {
+	if killed < 10/testsize.Step(3) {
 		t.Errorf("the sweep was killed %d times only", killed)
 	}
 }
@@ -243,7 +244,7 @@ var crashOnly = []byte("only there")
 func TestCrashRemoveDomain(t *testing.T) {
 	a, b := crash{Key: 1}.domain(), crash{Key: 2}.domain()
 	killed := 0
-	for n, done := 0, false; !done; n++ {
+	for n, done := 0, false; !done; n += testsize.Step(3) {
 		root := t.TempDir()
 		s := open(t, root)
 		fill(t, s.in(a), [][]byte{crashOnly}, nil)
@@ -288,7 +289,7 @@ func TestCrashRemoveDomain(t *testing.T) {
 			t.Fatal("a removal does not end")
 		}
 	}
-	if killed < 8 {
+	if killed < 8/testsize.Step(3) {
 		t.Errorf("the removal was killed %d times only", killed)
 	}
 }

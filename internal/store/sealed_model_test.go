@@ -15,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/blob/local"
 	"turnstone.dev/turnstone/internal/store/seal"
+	"turnstone.dev/turnstone/internal/testsize"
 )
 
 // errFault is the error of an operation that the model lets fail.
@@ -284,6 +285,7 @@ func (m *sealedModel) holds(t *rapid.T) {
 }
 
 func TestSealedModel(t *testing.T) {
+	testsize.Checks(t, 30)
 	rapid.Check(t, func(t *rapid.T) {
 		root, err := os.MkdirTemp("", "sealed-model-*")
 		if err != nil {

@@ -130,7 +130,7 @@ func TestSweepWaits(t *testing.T) {
 	root := t.TempDir()
 	s, other := open(t, root), open(t, root)
 	b := begin(t, s)
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond) //wait: it is meant to expire
 	defer cancel()
 	if _, err := other.Sweep(ctx, keepAll()); turnstone.KindOf(err) != turnstone.KindTimeout {
 		t.Errorf("a sweep beside a batch: %v", err)
@@ -139,7 +139,7 @@ func TestSweepWaits(t *testing.T) {
 	calls := 0
 	_, err := other.Sweep(t.Context(), func(context.Context, func(turnstone.Digest) bool) error {
 		if calls++; calls == 2 {
-			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) //wait: it is meant to expire
 			defer cancel()
 			if _, err := s.Begin(ctx); turnstone.KindOf(err) != turnstone.KindTimeout ||
 				turnstone.HintOf(err) == "" {
@@ -177,7 +177,7 @@ func TestSweepBeside(t *testing.T) {
 			select {
 			case <-stop:
 				return
-			case <-time.After(time.Millisecond):
+			case <-time.After(time.Millisecond): //wait: a pause of a loop
 			}
 		}
 	})

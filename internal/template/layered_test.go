@@ -44,7 +44,7 @@ func (f *fakeLayers) Build(_ context.Context, req LayerRequest,
 	}
 	fmt.Fprintln(out, req.Name)
 	_ = out.Close()
-	time.Sleep(100 * time.Millisecond)
+	time.Sleep(100 * time.Millisecond) //wait: it makes concurrent builds likelier; the tests hold without
 	if f.fail != nil {
 		if err := f.fail(req); err != nil {
 			return err

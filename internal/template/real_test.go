@@ -119,6 +119,8 @@ func sameInode(t *testing.T, img fs.FS, a, b string) {
 
 // TestRealBuildsAtOnceAndAgain checks that two concurrent builds are one, and that a later build,
 // in another folder, results in the same bytes from the same packages.
+//
+//testrun:user
 func TestRealBuildsAtOnceAndAgain(t *testing.T) {
 	tmpl, _ := realTemplate(t, "base")
 	dir := filepath.Join(t.TempDir(), "templates")
@@ -223,9 +225,10 @@ func TestRealNoNetwork(t *testing.T) {
 	}
 }
 
+//testrun:user
 func TestRealInterruption(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
-	timer := time.AfterFunc(6*time.Second, cancel) // in the middle of unpacking, or of downloading
+	timer := time.AfterFunc(6*time.Second, cancel) //wait: any moment before the end is right
 	defer timer.Stop()
 	start := time.Now()
 	err := realFailure(t, ctx, "base = 'debian:bookworm'\npackages = ['jq']\n")

@@ -118,7 +118,7 @@ func TestWaitingEndsWithItsContext(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer lock.Release()
-	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond) //wait: it is meant to expire
 	defer cancel()
 	if _, err := s.Ensure(ctx, "base", nil); turnstone.KindOf(err) != turnstone.KindCanceled {
 		t.Error(err)

@@ -47,6 +47,8 @@ func whole(t *testing.T, p *repotest.Past) {
 }
 
 // TestTemplateOfAHome: a home does not keep a template, whose files in it are copied first.
+//
+//testrun:user
 func TestTemplateOfAHome(t *testing.T) {
 	p := repotest.New(t)
 	leaveHome(t, p, "me", p.Template("mine", map[string]string{"/own": "only here"}))

@@ -20,6 +20,7 @@ import (
 	"turnstone.dev/turnstone/internal/repo"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
+	"turnstone.dev/turnstone/internal/testsize"
 	"turnstone.dev/turnstone/internal/turn/netrecord"
 	"turnstone.dev/turnstone/internal/turn/place"
 	"turnstone.dev/turnstone/internal/turn/snapshot"
@@ -166,7 +167,7 @@ func TestCommitFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	failed := 0
-	for n := 1; ; n++ {
+	for n := 1; ; n += testsize.Step(2) {
 		x, hit := testRunner(&statedir.Dir{Root: dir}), false
 		x.host.Repo.Fault = faultAt(n, func() error { hit = true; return syscall.ENOSPC })
 		r, err := end(t, x, map[string]string{"/file": strconv.Itoa(n)})
@@ -200,7 +201,7 @@ func TestCommitFaults(t *testing.T) {
 			break
 		}
 	}
-	if failed < 3 {
+	if failed < 3/testsize.Step(2) {
 		t.Errorf("%d commits failed", failed)
 	}
 }
@@ -226,7 +227,7 @@ func TestCommitCrashes(t *testing.T) {
 		return
 	}
 	dir := t.TempDir()
-	for n, kept := 1, 0; ; n++ {
+	for n, kept := 1, 0; ; n += testsize.Step(2) {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestCommitCrashes$")
 		cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s %d", crashVar, dir, n))
 		out, err := cmd.CombinedOutput()

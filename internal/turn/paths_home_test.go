@@ -38,6 +38,8 @@ func (w *world) inHome(name string) string {
 
 // TestHome: a home is in the sandboxes of turns of all sessions, and in no state. A failed turn
 // keeps it as it keeps its state.
+//
+//testrun:user
 func TestHome(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

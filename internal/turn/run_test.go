@@ -78,6 +78,8 @@ func runDoc(t *testing.T, ctx context.Context, req plan.Request,
 
 // TestTurns runs documents in real sandboxes. want has one line per step: name, status, exit code,
 // and the text that output, note or receipt must contain.
+//
+//testrun:user
 func TestTurns(t *testing.T) {
 	turntest.Home(t)
 	for name, c := range map[string]struct {

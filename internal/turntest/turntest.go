@@ -66,9 +66,12 @@ func Kernel() kernel.Choice {
 	return kernel.Choice{Image: os.Getenv("TURN_KERNEL"), Modules: os.Getenv("TURN_KERNEL_MODULES")}
 }
 
-// UnderKVM tells whether guests have to run under KVM: scripts/test-kvm has said so, and
-// nothing may take its place, or be skipped.
+// UnderKVM reports whether guests have to run under KVM: nothing may take its place, or be skipped.
 func UnderKVM() bool { return os.Getenv("TURN_TEST_KVM") != "" }
+
+// HostOnly reports whether the conformance suite of a substrate leaves out what the guest alone decides, because
+// another run of the same substrate tests it.
+func HostOnly(substrate string) bool { return os.Getenv("TURN_TEST_HOST_ONLY") == substrate }
 
 func fatal(t testing.TB, err error) {
 	t.Helper()

@@ -65,7 +65,7 @@ func Killed(t *testing.T, hold string, env ...string) (pids []int) {
 	check(t, cmd.Process.Kill())
 	_ = cmd.Wait()
 	for _, pid := range pids {
-		for until := time.Now().Add(10 * time.Second); Alive(
+		for until := time.Now().Add(2 * time.Minute); Alive(
 			pid); time.Sleep(5 * time.Millisecond) {
 			if time.Now().After(until) {
 				t.Fatalf("process %d outlives its killed parent", pid)

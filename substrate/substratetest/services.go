@@ -65,7 +65,7 @@ func (l *lines) await(t *testing.T, ctx context.Context, text string) {
 		select {
 		case <-ctx.Done():
 			t.Fatalf("no %q in %q", text, all)
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(20 * time.Millisecond): //wait: the loop polls
 		}
 	}
 }

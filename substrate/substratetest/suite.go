@@ -36,48 +36,70 @@ type Config struct {
 	// End ends a machine from outside, as its own fault would; nil: its kernel is made to panic. A
 	// kernel that cannot panic from inside needs it.
 	End func(vm substrate.Sandbox) error
+	// HostOnly leaves out what the guest alone decides: it is the same for every user and accelerator of a
+	// host that has run the whole suite.
+	HostOnly bool
 }
 
 // limit bounds each conversation with a guest; they take milliseconds, and seconds on a busy
 // machine without KVM.
 const limit = 3 * time.Minute
 
+// A point is a guarantee that the suite tests.
+type point struct {
+	name  string
+	guest bool // the guest alone decides it, whoever runs the machine
+	test  func(t *testing.T, s substrate.Substrate, c Config)
+}
+
+func points() []point {
+	return []point{
+		{"names itself", true, testNames},
+		{"boots without a snapshot", false, testBoot},
+		{"runs commands", false, testCommands},
+		{"signals whole trees", true, testSignals},
+		{"terminals and users", true, testTerminal},
+		{"files", true, testFiles},
+		{"steps have records", true, testRecords},
+		{"clones are not twins", true, testTwins},
+		{"clones share nothing they write", true, testApart},
+		{"template is read-only", true, testTemplate},
+		{"network on", false, testNetworkOn},
+		{"network off", false, testNetworkOff},
+		{"cpus", false, testCPUs},
+		{"memory limit", false, testMemory},
+		{"disk limit", false, testDisk},
+		{"process limit", false, testProcesses},
+		{"a dead guest is told", true, testPanic},
+		{"close", false, testClose},
+		{"pause", false, testPause},
+		{"layers", false, testLayers},
+		{"damaged layers", true, testDamagedLayers},
+		{"freeze", false, testFreeze},
+		{"home", false, testHome},
+		{"stands still among execs", true, testExecs},
+		{"live fork", false, testFork},
+		{"live fork of a paused machine", false, testPausedSnapshot},
+		{"damaged live fork", true, testDamagedFork},
+		{"machines are kept", false, testKeep},
+		{"kept machines move", false, testMove},
+		{"cancelled restore", false, testCancel},
+	}
+}
+
 // Run runs the suite on s.
 func Run(t *testing.T, s substrate.Substrate, c Config) {
-	t.Run("names itself", func(t *testing.T) {
-		if s.Name() == "" || s.Isolation() == "" {
-			t.Errorf("name %q, isolation %q", s.Name(), s.Isolation())
+	for _, p := range points() {
+		if !p.guest || !c.HostOnly {
+			t.Run(p.name, func(t *testing.T) { p.test(t, s, c) })
 		}
-	})
-	t.Run("boots without a snapshot", func(t *testing.T) { testBoot(t, s, c) })
-	t.Run("runs commands", func(t *testing.T) { testCommands(t, s, c) })
-	t.Run("signals whole trees", func(t *testing.T) { testSignals(t, s, c) })
-	t.Run("terminals and users", func(t *testing.T) { testTerminal(t, s, c) })
-	t.Run("files", func(t *testing.T) { testFiles(t, s, c) })
-	t.Run("steps have records", func(t *testing.T) { testRecords(t, s, c) })
-	t.Run("clones are not twins", func(t *testing.T) { testTwins(t, s, c) })
-	t.Run("clones share nothing they write", func(t *testing.T) { testApart(t, s, c) })
-	t.Run("template is read-only", func(t *testing.T) { testTemplate(t, s, c) })
-	t.Run("network on", func(t *testing.T) { testNetworkOn(t, s, c) })
-	t.Run("network off", func(t *testing.T) { testNetworkOff(t, s, c) })
-	t.Run("cpus", func(t *testing.T) { testCPUs(t, s, c) })
-	t.Run("memory limit", func(t *testing.T) { testMemory(t, s, c) })
-	t.Run("disk limit", func(t *testing.T) { testDisk(t, s, c) })
-	t.Run("process limit", func(t *testing.T) { testProcesses(t, s, c) })
-	t.Run("a dead guest is told", func(t *testing.T) { testPanic(t, s, c) })
-	t.Run("close", func(t *testing.T) { testClose(t, s, c) })
-	t.Run("pause", func(t *testing.T) { testPause(t, s, c) })
-	t.Run("layers", func(t *testing.T) { testLayers(t, s, c) })
-	t.Run("damaged layers", func(t *testing.T) { testDamagedLayers(t, s, c) })
-	t.Run("freeze", func(t *testing.T) { testFreeze(t, s, c) })
-	t.Run("home", func(t *testing.T) { testHome(t, s, c) })
-	t.Run("stands still among execs", func(t *testing.T) { testExecs(t, s, c) })
-	t.Run("live fork", func(t *testing.T) { testFork(t, s, c) })
-	t.Run("live fork of a paused machine", func(t *testing.T) { testPausedSnapshot(t, s, c) })
-	t.Run("damaged live fork", func(t *testing.T) { testDamagedFork(t, s, c) })
-	t.Run("machines are kept", func(t *testing.T) { testKeep(t, s, c) })
-	t.Run("kept machines move", func(t *testing.T) { testMove(t, s, c) })
-	t.Run("cancelled restore", func(t *testing.T) { testCancel(t, s, c) })
+	}
+}
+
+func testNames(t *testing.T, s substrate.Substrate, _ Config) {
+	if s.Name() == "" || s.Isolation() == "" {
+		t.Errorf("name %q, isolation %q", s.Name(), s.Isolation())
+	}
 }
 
 // Clone restores a machine and configures it as the executor does; the test ends it. It is exported
@@ -387,7 +409,7 @@ func testPanic(t *testing.T, s substrate.Substrate, c Config) {
 	if c.End != nil {
 		script = "sleep 100"
 		go func() {
-			time.Sleep(300 * time.Millisecond) // the script runs by then, or is about to
+			time.Sleep(300 * time.Millisecond) //wait: any moment is right: the script runs by then, or is about to
 			if err := c.End(vm); err != nil {
 				t.Error(err)
 			}
@@ -446,7 +468,7 @@ func testPause(t *testing.T, s substrate.Substrate, c Config) {
 	if err := p.Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	short, cancel := context.WithTimeout(t.Context(), time.Second)
+	short, cancel := context.WithTimeout(t.Context(), time.Second) //wait: it is meant to expire
 	defer cancel()
 	if _, err := client.SandboxGetStats(short); err == nil {
 		t.Error("a paused machine answers")

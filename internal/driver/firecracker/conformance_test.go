@@ -13,6 +13,8 @@ import (
 
 // TestConformance runs the conformance suite if there is a Firecracker and a guest really starts
 // under KVM.
+//
+//testrun:kvm
 func TestConformance(t *testing.T) {
 	s, m := started(t)
 	substratetest.Run(t, s, substratetest.Config{Machine: m, MakeHome: disk.MakeHome,

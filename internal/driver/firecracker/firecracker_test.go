@@ -273,7 +273,7 @@ func TestHang(t *testing.T) {
 	for _, fault := range []string{"no-socket", "hang:/", "hang:/snapshot/load", "no-agent",
 		"bad-ok", "bad-echo"} {
 		t.Run(fault, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond) //wait: it is meant to expire
 			defer cancel()
 			vm, err := b.substrate(t, fault).Restore(ctx, b.m)
 			if err == nil {

@@ -38,6 +38,8 @@ func firecrackerOf(t testing.TB, m *machine) int {
 
 // TestRealConfined checks that each thread of Firecracker has its own filter of system calls, that
 // none has a capability or can get a capability, and that its control group has its limit.
+//
+//testrun:kvm
 func TestRealConfined(t *testing.T) {
 	s, m := started(t)
 	vm, _ := substratetest.Clone(t, s, m, nil)
@@ -97,6 +99,8 @@ func anonymous(t testing.TB, pid int) turnstone.Bytes {
 
 // TestRealBalloon checks that memory that a guest frees returns to the host: its memory balloon
 // reports free pages.
+//
+//testrun:kvm
 func TestRealBalloon(t *testing.T) {
 	s, m := started(t)
 	if !s.release.atLeast(1, 14) {
@@ -128,6 +132,8 @@ func TestRealBalloon(t *testing.T) {
 }
 
 // TestRealEntropy checks that the guest has its own source of entropy: virtio-rng.
+//
+//testrun:kvm
 func TestRealEntropy(t *testing.T) {
 	s, m := started(t)
 	_, client := substratetest.Clone(t, s, m, nil)
@@ -143,6 +149,8 @@ func TestRealEntropy(t *testing.T) {
 
 // TestRealRateLimit checks that a disk with a low rate limit is throttled, by Firecracker's own
 // count.
+//
+//testrun:kvm
 func TestRealRateLimit(t *testing.T) {
 	s, m := started(t)
 	s.limits = limits{bytes: 1 << 20}
@@ -192,6 +200,8 @@ func TestRealRateLimit(t *testing.T) {
 
 // TestRealKilled checks that a Firecracker that is killed is reported at once, as the end of its
 // machine, and that nothing is left, also if that happens during a snapshot.
+//
+//testrun:kvm
 func TestRealKilled(t *testing.T) {
 	s, m := started(t)
 	if err := s.Abilities().Live; err != nil {
@@ -274,6 +284,8 @@ func endless() []byte {
 // TestRealBadGuest checks that a guest that panics as it boots is reported in its own words, and
 // that a guest that boots and never answers, or hangs at its entry, is reported as hanging. Nothing
 // is left of either, and no snapshot is taken.
+//
+//testrun:kvm
 func TestRealBadGuest(t *testing.T) {
 	s, m := started(t)
 	m.InitDigest = turnstone.DigestBytes([]byte("another"))

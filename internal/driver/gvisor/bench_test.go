@@ -153,6 +153,8 @@ func started(t testing.TB, s *Substrate, m substrate.Machine) *sandbox {
 
 // TestMemory prints the memory of configured clones; it cannot fail on a number, which depends on
 // the host.
+//
+//testrun:user
 func TestMemory(t *testing.T) {
 	if os.Getenv("TURNSTONE_MEASURE") == "" {
 		t.Skip("TURNSTONE_MEASURE is not set")

@@ -14,6 +14,8 @@ import (
 // TestConfined checks a running sandbox's processes from the host: whoever starts them, and in
 // however few steps, they end up without rights. This includes every thread of gVisor's kernel and
 // the processes that run the sandbox's code, for root and for others.
+//
+//testrun:user
 func TestConfined(t *testing.T) {
 	h := turntest.Home(t)
 	v := started(t, newSubstrate(t, h), testMachine(t, h))

@@ -19,6 +19,8 @@ import (
 // TestCPUs checks that a sandbox sees its number of CPUs, and that gVisor's kernel has at least two
 // threads of its own: with a single thread, each system call in a sandbox of one CPU costs switches
 // of the host's scheduler. Only runsc's log has the number of threads.
+//
+//testrun:user
 func TestCPUs(t *testing.T) {
 	h := turntest.Home(t)
 	s, m := newSubstrate(t, h), testMachine(t, h)

@@ -62,7 +62,7 @@ type bare struct {
 // newBare opens the most recently used snapshot of the template whose root image has the digest
 // $TURNSTONE_BENCH_ROOT_DIGEST, for the default shape.
 func newBare(h *statedir.Dir) (*bare, error) {
-	binary, err := findRunsc("")
+	binary, err := findRunsc(os.Getenv("TURN_RUNSC"))
 	if err != nil {
 		return nil, err
 	}

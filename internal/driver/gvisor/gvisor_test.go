@@ -52,6 +52,7 @@ func testMachine(t testing.TB, h *statedir.Dir) substrate.Machine {
 	return m
 }
 
+//testrun:user
 func TestConformance(t *testing.T) {
 	h := turntest.Home(t)
 	m := testMachine(t, h)

@@ -60,6 +60,8 @@ func write(t *testing.T, w *erofs.Writer, path string, content []byte, mode os.F
 }
 
 // TestImages contains features that gVisor's own runsc rejects or misinterprets.
+//
+//testrun:user
 func TestImages(t *testing.T) {
 	// cap_net_raw=ep
 	const capability = "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"

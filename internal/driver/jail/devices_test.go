@@ -36,6 +36,8 @@ func (r *report) device(path string, try func(string, error)) {
 
 // TestDevice checks that a root's jail can open a device of root's that has others beside it, can
 // do nothing else with it, and does not change the host's node.
+//
+//testrun:user
 func TestDevice(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root's jails have device nodes of their own")
@@ -72,6 +74,8 @@ func TestDevice(t *testing.T) {
 }
 
 // TestNoDevice checks that files that are not devices, and devices of two folders, are rejected.
+//
+//testrun:user
 func TestNoDevice(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can make device nodes")

@@ -241,6 +241,8 @@ func needNamespaces(t *testing.T) {
 }
 
 // TestEscape checks that a hostile program in a jail finds an empty place and gets no rights.
+//
+//testrun:user
 func TestEscape(t *testing.T) {
 	needNamespaces(t)
 	cmd, next, letGo := imprison(t, Jail{Show: libraries, Threads: 100, FileSize: 1 << 20})
@@ -316,6 +318,8 @@ func outside(t *testing.T, pid int) {
 }
 
 // TestBare checks the confinement without namespaces.
+//
+//testrun:user
 func TestBare(t *testing.T) {
 	_, next, _ := imprison(t, Jail{Bare: true})
 	r := next()
@@ -334,6 +338,8 @@ func TestBare(t *testing.T) {
 }
 
 // TestFails checks that a jail that cannot be created says why, and that the program does not run.
+//
+//testrun:user
 func TestFails(t *testing.T) {
 	needNamespaces(t)
 	dir := readable(t)
@@ -372,6 +378,8 @@ func TestFails(t *testing.T) {
 
 // TestNoNetwork checks that a jail has no working loopback, and cannot reach the host's abstract
 // sockets, even without the filter.
+//
+//testrun:user
 func TestNoNetwork(t *testing.T) {
 	needNamespaces(t)
 	cmd, next, _ := imprison(t, Jail{Show: libraries})

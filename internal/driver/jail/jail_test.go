@@ -37,6 +37,8 @@ func run(t interface{ Fatal(...any) }, code *program) (stdout, stderr string, st
 
 // TestProgram checks that the calls are made in order with their data, up to the first failure,
 // which is reported.
+//
+//testrun:user
 func TestProgram(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		texts := rapid.SliceOfN(rapid.StringN(1, 40, 200), 0, 40).Draw(t, "texts")

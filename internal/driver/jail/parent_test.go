@@ -33,6 +33,8 @@ func holder(bare bool) {
 
 // TestParentGone checks that a process whose parent ended before the parent-death signal was set
 // does not become the program.
+//
+//testrun:user
 func TestParentGone(t *testing.T) {
 	for _, kind := range []string{"bare", "namespaces"} {
 		t.Run(kind, func(t *testing.T) {

@@ -68,6 +68,8 @@ const zerosSize = 1 << 36
 
 // TestPlaces checks that files and folders under the jail's own names can be used as declared, and
 // that the host's files stay unchanged except for allowed writes.
+//
+//testrun:user
 func TestPlaces(t *testing.T) {
 	needNamespaces(t)
 	dir := readable(t)
@@ -119,6 +121,8 @@ func TestPlaces(t *testing.T) {
 }
 
 // TestNoPlace checks that invalid places are rejected before anything starts.
+//
+//testrun:user
 func TestNoPlace(t *testing.T) {
 	file := filepath.Join(readable(t), "file")
 	if err := os.WriteFile(file, nil, 0o644); err != nil {

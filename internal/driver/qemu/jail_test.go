@@ -29,6 +29,8 @@ var intended = regexp.MustCompile(
 
 // TestJail checks that QEMU has its own namespaces, an empty root, no rights and only the machine's
 // descriptors, and that it cannot reopen them.
+//
+//testrun:user
 func TestJail(t *testing.T) {
 	h := turntest.Home(t)
 	m := turntest.Machine(t, h, "base")
@@ -165,6 +167,8 @@ func checkDescriptors(t *testing.T, pid int, foreign map[fileID]bool) {
 
 // TestNoJail checks that without namespaces QEMU runs behind the best available wall, and reports
 // that.
+//
+//testrun:user
 func TestNoJail(t *testing.T) {
 	h := turntest.Home(t)
 	m := turntest.Machine(t, h, "base")

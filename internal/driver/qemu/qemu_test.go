@@ -51,6 +51,7 @@ func newSubstrate(t *testing.T, h *statedir.Dir, m *substrate.Machine) *Substrat
 var guestNetwork = wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway,
 	DNS: []string{network.DNS}}
 
+//testrun:user kvm
 func TestConformance(t *testing.T) {
 	h := turntest.Home(t)
 	m := turntest.Machine(t, h, "base")
@@ -59,7 +60,7 @@ func TestConformance(t *testing.T) {
 		t.Fatalf("KVM does not run guests: %+v", s.KVM(t.Context(), nil))
 	}
 	substratetest.Run(t, s, substratetest.Config{Machine: m, Network: guestNetwork,
-		MakeHome: disk.MakeHome,
+		MakeHome: disk.MakeHome, HostOnly: turntest.HostOnly(s.Name()),
 		Elsewhere: func(t *testing.T) substrate.Substrate {
 			return newSubstrate(t,
 				&statedir.Dir{Root: t.TempDir()}, &m)
@@ -271,6 +272,8 @@ func hold(dir string) error {
 }
 
 // TestKilled checks that QEMU and its files are gone after this process ends in any way.
+//
+//testrun:user
 func TestKilled(t *testing.T) {
 	h := turntest.Home(t)
 	m := turntest.Machine(t, h, "base")

@@ -53,7 +53,7 @@ func (s *store) ensure(ctx context.Context) (string, error) {
 		},
 		Fill: func(tmp string) error {
 			s.taken.Add(1)
-			time.Sleep(20 * time.Millisecond)
+			time.Sleep(20 * time.Millisecond) //wait: it makes a race likelier, and no test needs it
 			return errors.Join(os.WriteFile(filepath.Join(tmp, kind.Manifest),
 				[]byte(`"whole"`), 0o600), s.fails)
 		},

@@ -189,7 +189,7 @@ func TestWriteWaits(t *testing.T) {
 	kindIs(t, h.ProcessWrite(t.Context(), &wire.ProcessWriteParams{ProcessID: id,
 		Data: make([]byte, 1<<20+1)}), turnstone.KindInvalid)
 	gone := h.listen(nil)
-	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond) //wait: it is meant to expire
 	defer cancel()
 	if err := write(gone.Conn, short); err == nil {
 		t.Error("a write to a full pipe was answered")
@@ -200,7 +200,7 @@ func TestWriteWaits(t *testing.T) {
 	select {
 	case err := <-second:
 		t.Errorf("the second write was answered: %v", err)
-	case <-time.After(200 * time.Millisecond):
+	case <-time.After(200 * time.Millisecond): //wait: longer only makes the check stricter
 	}
 	if err := h.ProcessSignal(t.Context(),
 		&wire.ProcessSignalParams{ProcessID: id, Signal: "9"}); err != nil {

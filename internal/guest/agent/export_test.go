@@ -22,6 +22,7 @@ import (
 	"turnstone.dev/turnstone/internal/store/layer"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/treetest"
+	"turnstone.dev/turnstone/internal/testsize"
 )
 
 func openDirFD(t testing.TB, dir string) int {
@@ -68,7 +69,7 @@ func must(t testing.TB, err error) {
 // host's read of its disk.
 func TestExportIsTheDisk(t *testing.T) {
 	image, disk := scratchDisk(t)
-	for round := range 10 {
+	for round := range testsize.Of(4, 10) {
 		t.Run(fmt.Sprint(round), func(t *testing.T) { exportRound(t, image, disk, uint64(round)) })
 	}
 }

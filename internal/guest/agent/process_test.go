@@ -16,6 +16,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/tarfiles"
+	"turnstone.dev/turnstone/internal/testsize"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -138,7 +139,9 @@ func TestBackgroundHoldsPipes(t *testing.T) {
 // from ending.
 func TestBusyBackground(t *testing.T) {
 	h := newHarness(t)
-	r := h.bash("yes & echo $!; sleep 1")
+	mark := filepath.Join(h.dir, "mark")
+	r := h.bash(`(yes | head -c 1000; : >` + mark + `; exec yes) & echo $!; until [ -e ` + mark +
+		` ]; do sleep 0.05; done; sleep 1`)
 	pid, _, _ := strings.Cut(strings.TrimLeft(r.stdout, "y\n"), "\n")
 	if n, err := strconv.Atoi(pid); err == nil {
 		defer func() { _ = syscall.Kill(n, syscall.SIGKILL) }()
@@ -163,12 +166,11 @@ func waitFor(t *testing.T, what string, done func() bool) {
 // available.
 func TestKillTree(t *testing.T) {
 	h := newHarness(t)
-	ctx, cancel := context.WithTimeoutCause(t.Context(), 500*time.Millisecond,
-		errors.New("out of time"))
-	defer cancel()
-	var out bytes.Buffer
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	out := callWriter{call: func() { cancel(errors.New("out of time")) }}
 	res, err := h.Execute(ctx, wire.ShellExecuteParams{Name: "k"},
-		"export A=1; echo $$; (trap '' TERM; sleep 100) & sleep 100 | sleep 100",
+		"export A=1; (trap '' TERM; echo $$; sleep 100) & sleep 100 | sleep 100",
 		wire.Stdio{Out: &out}, nil)
 	if err == nil || err.Error() != "out of time" {
 		t.Errorf("error %v, want the context's cause", err)
@@ -184,6 +186,19 @@ func TestKillTree(t *testing.T) {
 	if r := h.bash("echo ${A-unset}"); r.stdout != "unset\n" {
 		t.Errorf("the session after a kill: %q", r.stdout)
 	}
+}
+
+// A callWriter keeps what is written, and calls a function at the end of a line.
+type callWriter struct {
+	bytes.Buffer
+	call func()
+}
+
+func (w *callWriter) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte("\n")) {
+		defer w.call()
+	}
+	return w.Buffer.Write(p)
 }
 
 type brokenWriter struct{ after int }
@@ -211,10 +226,7 @@ func (c *countWriter) Write(p []byte) (int, error) { c.n += int64(len(p)); retur
 
 // TestStreaming checks that output of any size passes in bounded memory.
 func TestStreaming(t *testing.T) {
-	size := int64(1 << 30)
-	if testing.Short() {
-		size = 64 << 20
-	}
+	size := testsize.Of[int64](128<<20, 1<<30)
 	h := newHarness(t)
 	runtime.GC() // the heap of tests before decides until when this one's may grow
 	var before, after runtime.MemStats

@@ -180,7 +180,7 @@ func TestWindow(t *testing.T) {
 	if taken != other {
 		t.Fatalf("%s ended first", taken)
 	}
-	time.Sleep(300 * time.Millisecond)
+	time.Sleep(300 * time.Millisecond) //wait: longer only makes the checks stricter
 	runtime.ReadMemStats(&after)
 	info := h.info(id)
 	// The log, one chunk, and the pipe's content stay with the process.
@@ -205,7 +205,7 @@ func TestWindow(t *testing.T) {
 			case *wire.ProcessExitedEvent:
 				end = true
 			}
-		case <-time.After(50 * time.Millisecond):
+		case <-time.After(50 * time.Millisecond): //wait: the loop polls
 		}
 		if !end {
 			if err := ack(got); err != nil {
@@ -237,7 +237,7 @@ func TestSilentClient(t *testing.T) {
 	if r := h.bash("echo fine"); r.stdout != "fine\n" {
 		t.Errorf("%+v", r)
 	}
-	time.Sleep(200 * time.Millisecond)
+	time.Sleep(200 * time.Millisecond) //wait: longer only makes the check stricter
 	for i := range 20 {
 		if info := h.info(fmt.Sprintf("silent%d", i)); info.StdoutEnd > 3<<20 {
 			t.Errorf("%s has written %d bytes", info.ProcessID, info.StdoutEnd)

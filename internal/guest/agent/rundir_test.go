@@ -218,7 +218,7 @@ func TestLateScript(t *testing.T) {
 	select {
 	case err := <-failed:
 		t.Errorf("a step did not wait: %v", err)
-	case <-time.After(50 * time.Millisecond):
+	case <-time.After(50 * time.Millisecond): //wait: longer only makes the check stricter
 	}
 	waiting.Abort(nil)
 	<-sent
@@ -261,7 +261,7 @@ func TestParseBounds(t *testing.T) {
 	select {
 	case err := <-ended:
 		t.Errorf("two are parsed at one time: %v", err)
-	case <-time.After(100 * time.Millisecond):
+	case <-time.After(100 * time.Millisecond): //wait: longer only makes the check stricter
 	}
 	<-h.a.shell.parsing
 	if err := <-ended; err != nil {

@@ -21,6 +21,7 @@ func TestHintImage(t *testing.T) {
 	}
 }
 
+//testrun:user
 func TestExec(t *testing.T) {
 	h := host.New(turntest.Home(t), host.Options{Kernel: os.Getenv("TURN_KERNEL"),
 		KernelModules: os.Getenv("TURN_KERNEL_MODULES")}, nil)

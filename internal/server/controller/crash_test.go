@@ -164,7 +164,7 @@ func TestAbandoned(t *testing.T) {
 		t.Fatalf("it failed too early: %v", s)
 	}
 	w.o.Times.Abandon = time.Nanosecond
-	time.Sleep(time.Millisecond)
+	time.Sleep(time.Millisecond) //wait: longer than Abandon; more is as good
 	w.giveUp(t.Context())
 	if s := w.state(c, o.ID); s.State != v1.SandboxState_SANDBOX_STATE_FAILED || s.Removed {
 		t.Fatalf("it is %v", s)

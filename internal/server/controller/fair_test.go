@@ -17,6 +17,7 @@ import (
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/server/controller/quota"
 	"turnstone.dev/turnstone/internal/server/fair"
+	"turnstone.dev/turnstone/internal/testsize"
 )
 
 // box asks for a sandbox of a size.
@@ -117,7 +118,7 @@ func TestWaitingCalls(t *testing.T) {
 	w.eventually("none waits", func() bool { return w.Controller.gate.Waiting() == 0 })
 }
 
-// TestFloodOfCreations: of 10,000 creations of one tenant those beyond its quota and the queue are
+// TestFloodOfCreations: of a flood of creations of one tenant those beyond its quota and the queue are
 // refused with a clear error, another tenant is served meanwhile, and afterwards nothing is left.
 func TestFloodOfCreations(t *testing.T) {
 	w := newWorld(t, "n1")
@@ -127,10 +128,7 @@ func TestFloodOfCreations(t *testing.T) {
 	w.start()
 	w.join(w.nodes[0])
 	flood, quiet := w.as(with("flood")), w.as(with("quiet"))
-	n := 10_000
-	if testing.Short() {
-		n = 500
-	}
+	n := testsize.Of(1_000, 10_000)
 	var made, limited, queued atomic.Int64
 	var all sync.WaitGroup
 	next := make(chan int)

@@ -17,6 +17,7 @@ import (
 	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/server/records"
+	"turnstone.dev/turnstone/internal/testsize"
 )
 
 // hook sets what runs around the node's calls.
@@ -193,6 +194,7 @@ func TestKeysOfAllCreations(t *testing.T) {
 // TestPropertyOneKeyRunsOnce: whatever fails and restarts between repetitions of requests, one key
 // makes at most one object, and answers it only.
 func TestPropertyOneKeyRunsOnce(t *testing.T) {
+	testsize.Checks(t, 30)
 	w := newWorld(t, "a", "b")
 	var run atomic.Int64
 	rapid.Check(t, func(r *rapid.T) {

@@ -366,7 +366,7 @@ func TestEnds(t *testing.T) {
 	ref := build(t, w.Writer, files(nil))
 	upper := files(map[string]string{"/endless": ""})
 	upper.Set("endless", endless{upper.At("/endless")})
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) //wait: it is meant to expire
 	defer cancel()
 	if _, _, err := layer.Apply(ctx, w, ref, upper, layer.Options{}); !errors.Is(err,
 		context.DeadlineExceeded) {

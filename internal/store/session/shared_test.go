@@ -119,10 +119,10 @@ func TestAway(t *testing.T) {
 		select {
 		case err := <-ended:
 			t.Fatalf("it did not wait: %v", err)
-		case <-time.After(time.Millisecond):
+		case <-time.After(time.Millisecond): //wait: the loop polls
 		}
 	}
-	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond) //wait: it is meant to expire
 	defer cancel()
 	if _, err := db.Start(short, StartTurn{Kind: "run"}); err == nil ||
 		turnstone.HintOf(err) == "" {

@@ -91,7 +91,7 @@ func TestLocked(t *testing.T) {
 		select {
 		case err := <-ended:
 			t.Fatalf("it did not wait: %v", err)
-		case <-time.After(time.Millisecond):
+		case <-time.After(time.Millisecond): //wait: the loop polls
 		}
 	}
 	if _, err := lock.ExecContext(ctx, "ROLLBACK"); err != nil {

@@ -165,7 +165,7 @@ func (w *world) begin(rt *rapid.T, m *machine) bool {
 		rt.Fatal(err)
 	}
 	if held {
-		short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		short, cancel := context.WithTimeout(ctx, 20*time.Millisecond) //wait: it is meant to expire
 		defer cancel()
 		if _, err := m.store.Begin(short); err == nil {
 			rt.Fatal("a batch began while a machine sweeps alone")

@@ -184,7 +184,7 @@ func TestFetchFailures(t *testing.T) {
 	})
 	t.Run("the caller gives up", func(t *testing.T) {
 		stand(t, "trap 'kill $!; exit 1' TERM; sleep 600 & wait")
-		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond) //wait: it is meant to expire
 		defer cancel()
 		start := time.Now()
 		err := Fetch(ctx, Request{Suite: "bookworm"}, func(r io.Reader) error {

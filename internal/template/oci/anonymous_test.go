@@ -14,6 +14,10 @@ import (
 	"turnstone.dev/turnstone"
 )
 
+// Most tests compute alone, for long: under the race detector run those that start goroutines themselves.
+//
+//testrun:race own
+
 // TestAnonymous checks that a reference that a stranger names is requested only on the Internet,
 // and without credentials.
 func TestAnonymous(t *testing.T) {

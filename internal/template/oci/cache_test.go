@@ -161,7 +161,7 @@ func TestAtOnce(t *testing.T) {
 	reg := ocitest.Serve(t, fault(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 		if isBlob(r) {
 			blobs.Add(1)
-			time.Sleep(50 * time.Millisecond)
+			time.Sleep(50 * time.Millisecond) //wait: it makes concurrent requests likelier; the test holds without
 		}
 		next.ServeHTTP(w, r)
 	}).wrap)

@@ -154,7 +154,7 @@ func TestFaults(t *testing.T) {
 					select {
 					case <-r.Context().Done():
 						return
-					case <-time.After(20 * time.Millisecond):
+					case <-time.After(20 * time.Millisecond): //wait: the loop sends until it is cut off
 					}
 				}
 			}
@@ -218,7 +218,7 @@ func TestFaults(t *testing.T) {
 			if c.kind == turnstone.KindTimeout {
 				cl.opts.Stall = 300 * time.Millisecond
 			} else {
-				cl.opts.Stall = 20 * time.Second // a busy machine is not a silent registry
+				cl.opts.Stall = 5 * time.Minute // a busy machine is not a silent registry
 			}
 			_, err := unpackAt(t, cl, reg.Host+"/x:1")
 			if c.kind == "" {

@@ -347,7 +347,7 @@ func TestManyAtOnceFetchOnce(t *testing.T) {
 	u.fault = func(_ http.ResponseWriter, r *http.Request) bool {
 		if strings.HasPrefix(r.URL.Path, "/files/") {
 			n.Add(1)
-			time.Sleep(50 * time.Millisecond)
+			time.Sleep(50 * time.Millisecond) //wait: it makes concurrent requests likelier; the test holds without
 		}
 		return false
 	}

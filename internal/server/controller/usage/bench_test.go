@@ -10,6 +10,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/bench/size"
 	"turnstone.dev/turnstone/internal/server/records"
 )
 
@@ -24,7 +25,7 @@ func BenchmarkLedger(b *testing.B) {
 		runtime.GC()
 		runtime.ReadMemStats(&before)
 		l := &Ledger{}
-		for i := range 100_000 {
+		for i := range size.OfProgram().Of(100_000) {
 			o := records.Object{Kind: records.Sandbox, ID: string(turnstone.NewSandboxID()),
 				Tenant: fmt.Sprint("t", i%100), Node: fmt.Sprint("n", i%1000), State: records.Ready,
 				Session: string(turnstone.NewSessionID()), Detail: detail, Created: time.Now()}

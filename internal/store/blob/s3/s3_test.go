@@ -172,7 +172,7 @@ func TestRetries(t *testing.T) {
 	check(t, r.Close())
 	proxy.cut.Store(0)
 	proxy.refuse.Store(1 << 20)
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond) //wait: it is meant to expire
 	defer cancel()
 	if err := s.Put(ctx, "y", strings.NewReader("1"),
 		1); turnstone.KindOf(err) != turnstone.KindTimeout {

@@ -1,0 +1,134 @@
+// Command testrun runs the project's tests in parts, several at a time, for the targets of the Makefile. It says
+// how far it is, and at the end what each part took and which tests were slowest. docs/testing.md says what runs
+// where.
+//
+//	go run ./internal/testrun test
+package main
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const module = "turnstone.dev/turnstone"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	passed, err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "testrun:", err)
+		os.Exit(2)
+	}
+	if !passed {
+		os.Exit(1)
+	}
+}
+
+// A settings is what a run depends on.
+type settings struct {
+	goTool string
+	root   string // of the checkout
+	cpus   int
+	kernel string // a guest kernel made for tests; "": none
+	kvm    bool   // the host has the device
+	user   bool   // tests can run as another user than this one
+	full   bool   // sweeps to their end, and packages that no change reaches
+	base   string // the commit whose difference to the files is the change
+	graph  graph
+}
+
+func run(ctx context.Context, args []string) (bool, error) {
+	f := flag.NewFlagSet("testrun", flag.ContinueOnError)
+	f.Usage = func() {
+		fmt.Fprintf(f.Output(), "usage: testrun [flags] check|short|test|again|busy [package…]\n")
+		f.PrintDefaults()
+	}
+	s := settings{goTool: cmp.Or(os.Getenv("GO"), "go"), cpus: runtime.NumCPU(), kernel: os.Getenv("TEST_KERNEL"),
+		user: os.Geteuid() == 0}
+	f.BoolVar(&s.full, "full", false, "again: everything, and sweeps to their end")
+	f.StringVar(&s.base, "base", "", "again: the commit that the files are compared with (default: the last one older than "+session.String()+")")
+	list := f.Bool("list", false, "print the parts, and run none")
+	times := f.Int("n", 10, "busy: how often each package has to pass")
+	if err := f.Parse(args); err != nil {
+		return false, err
+	}
+	var err error
+	if s.root, err = os.Getwd(); err != nil {
+		return false, err
+	}
+	if _, err := os.Stat("/dev/kvm"); err == nil {
+		s.kvm = true
+	}
+	if s.graph, err = load(ctx, s.goTool, s.root); err != nil {
+		return false, err
+	}
+	if s.base == "" && !s.full && f.Arg(0) == "again" {
+		if s.base, err = lastSession(ctx, s.root); err != nil {
+			return false, err
+		}
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return false, err
+	}
+	r := &runner{root: s.root, out: os.Stdout, stamps: filepath.Join(cache, "turnstone-test", "passed")}
+	if f.Arg(0) == "busy" {
+		packages := f.Args()[1:]
+		if len(packages) == 0 {
+			packages = append(s.tested(), s.kubernetes()...)
+		}
+		return s.busy(ctx, r, packages, *times)
+	}
+	lanes, err := s.plan(ctx, f.Arg(0))
+	if err != nil {
+		return false, err
+	}
+	if *list {
+		for i, lane := range lanes {
+			for _, p := range lane {
+				fmt.Printf("lane %d: %-14s %q %q\n", i+1, p.name, p.env, p.argv)
+			}
+		}
+		return true, nil
+	}
+	return r.run(ctx, lanes), nil
+}
+
+// session is how long people work on a change that they submit as a whole.
+const session = 4 * time.Hour
+
+// lastSession returns the last commit that is older than a session before the newest one: what came since is the
+// change.
+func lastSession(ctx context.Context, root string) (string, error) {
+	git := func(args ...string) (string, error) {
+		cmd := exec.CommandContext(ctx, "git", args...)
+		cmd.Dir, cmd.Stderr = root, os.Stderr
+		out, err := cmd.Output()
+		return strings.TrimSpace(string(out)), err
+	}
+	text, err := git("log", "-1", "--format=%ct")
+	if err != nil {
+		return "", fmt.Errorf("git log: %w; name a commit by -base, or run everything with -full", err)
+	}
+	newest, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return "", err
+	}
+	base, err := git("rev-list", "-1", fmt.Sprintf("--before=%d", newest-int64(session.Seconds())), "HEAD")
+	if err == nil && base == "" {
+		err = fmt.Errorf("no commit is older than %s: name one by -base, or run everything with -full", session)
+	}
+	return base, err
+}

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// longest are the packages whose tests take longest. They begin first, so that none of them runs alone at the end.
+var longest = []string{"cmd/turn-server", "cmd/turn", "internal/driver/qemu", "internal/turn", "internal/template",
+	"internal/driver/gvisor", "internal/store", "internal/server/controller", "internal/guest/agent",
+	"internal/server/records"}
+
+// The tests that are parts of their own: they start many sandboxes.
+const (
+	machineScript = "TestMachineScript"
+	apart         = "^Test(MachineScript$|Script$|MachineCorpus|Soak$)"
+)
+
+// plan returns the lanes of a target. The parts of a lane run one after another, also after a failed one.
+func (s *settings) plan(ctx context.Context, target string) ([][]part, error) {
+	switch target {
+	case "check":
+		return [][]part{s.checks()}, nil
+	case "short":
+		all := append(s.tested(), s.kubernetes()...)
+		return [][]part{{s.goTest("short", all, "-short", "-p", strconv.Itoa(2*s.cpus))}}, nil
+	case "test":
+		return s.test(), nil
+	case "again":
+		return s.again(ctx)
+	}
+	return nil, fmt.Errorf("there is no target %q: check, short, test, again, busy", target)
+}
+
+// checks are what needs no test.
+func (s *settings) checks() []part {
+	return []part{
+		{name: "format", argv: []string{"scripts/format"}},
+		{name: "vet", argv: []string{s.goTool, "vet", "./..."}},
+		{name: "staticcheck", argv: []string{"scripts/staticcheck"}},
+		{name: "clients", argv: []string{"scripts/cross"}},
+		{name: "definitions", argv: []string{"scripts/proto", "--check"}},
+		{name: "chart", argv: []string{"scripts/chart", "--check"}},
+	}
+}
+
+// test runs every test once.
+func (s *settings) test() [][]part {
+	packages := s.goTest("packages", s.tested(), "-p", strconv.Itoa(s.cpus), "-skip", apart)
+	packages.env = []string{"TURN_TEST_BROWSER=1"}
+	scripts := s.goTest("scripts", []string{"cmd/turn"}, "-parallel", strconv.Itoa(s.cpus), "-run", "^Test(Machine)?Script$")
+	corpus := s.goTest("corpus", []string{"internal/bench/corpus"}, "-run", "^TestMachineCorpus")
+	soak := s.goTest("soak", []string{"cmd/turn"}, "-run", "^TestSoak$")
+	suites := part{name: "suites", argv: []string{"scripts/test-suites"}, env: []string{"TURN_TEST_BROWSER=1"},
+		inputs: []string{"bin/turn", "bin/turn-server", "bin/runsc", "scripts", "sdk", "docs", "internal/ui/web",
+			"internal/kube", "cmd/turn-operator", "wire/protocol.json"}}
+	kube := s.goTest("kubernetes", s.kubernetes(), "-p", "1")
+	shim := s.goTest("shim", nil, "./...")
+	shim.dir, shim.env = "shim", []string{"CGO_ENABLED=0"}
+	return [][]part{
+		{packages, soak},
+		{scripts, corpus, suites},
+		append(s.checks(), kube, shim),
+	}
+}
+
+// again runs tests in other ways: under the race detector, under KVM, on QEMU without it, as an ordinary user, and
+// in a full run sweeps to their end. Of a change it runs the tests of the packages that it reaches.
+func (s *settings) again(ctx context.Context) ([][]part, error) {
+	names := s.tested()
+	if !s.full {
+		changed, err := s.graph.changed(ctx, s.root, s.base)
+		if err != nil {
+			return nil, err
+		}
+		reached := s.graph.reached(changed)
+		names = slices.DeleteFunc(names, func(n string) bool { return !reached[n] })
+	}
+	race, err := s.race(names)
+	if err != nil {
+		return nil, err
+	}
+	others, err := s.others(names)
+	if err != nil {
+		return nil, err
+	}
+	if s.full {
+		long := s.goTest("sweeps", s.sweeps(), "-p", strconv.Itoa(s.cpus), "-skip", apart)
+		long.env = []string{"TURN_TEST_FULL=1"}
+		soak := s.goTest("soak", []string{"cmd/turn"}, "-run", "^TestSoak$")
+		soak.env = []string{"TURN_SOAK_FOR=5m"}
+		race = append(race, long, soak, part{name: "clients built", argv: []string{"scripts/cross", "--build"}})
+	}
+	return [][]part{race, others}, nil
+}
+
+// race runs what runs beside something else, with the race detector.
+func (s *settings) race(names []string) (parts []part, err error) {
+	whole, some, err := s.graph.raced(names)
+	if err != nil {
+		return nil, err
+	}
+	add := func(name string, packages []string, args ...string) {
+		if len(packages) == 0 {
+			return
+		}
+		p := s.goTest(name, packages, append([]string{"-race", "-tags=", "-p", strconv.Itoa(s.cpus)}, args...)...)
+		// A program with the detector sleeps for a second before it exits, in which other goroutines may still
+		// race; thousands of the tests' processes would sleep so for many minutes.
+		p.env = []string{"GORACE=atexit_sleep_ms=10"}
+		parts = append(parts, p)
+	}
+	add("race", whole, "-skip", apart)
+	var patterns []string
+	for _, name := range slices.Sorted(maps.Keys(some)) {
+		patterns = append(patterns, some[name])
+	}
+	add("race of goroutines", slices.Sorted(maps.Keys(some)), "-run", strings.Join(patterns, "|"))
+	return parts, nil
+}
+
+// others runs tests with machines again in the ways that their tags name.
+func (s *settings) others(names []string) (parts []part, err error) {
+	if s.kernel != "" && s.kvm {
+		kvm, err := s.tagged("kvm", names, "TURN_SUBSTRATE=qemu", "TURN_KERNEL="+s.kernel, "TURN_TEST_KVM=1")
+		if err != nil {
+			return nil, err
+		}
+		parts = append(parts, kvm...)
+	}
+	qemu, err := s.tagged("qemu", names, "TURN_SUBSTRATE=qemu")
+	if err != nil {
+		return nil, err
+	}
+	parts = append(parts, qemu...)
+	if s.user {
+		tests, scripts, err := s.graph.tagged(s.root, "user")
+		if err != nil {
+			return nil, err
+		}
+		argv := []string{"scripts/test-as-user"}
+		for _, name := range names {
+			argv = append(argv, selection(name, tests[name], scripts)...)
+		}
+		if len(argv) > 1 {
+			parts = append(parts, part{name: "as a user", argv: argv})
+		}
+	}
+	return parts, nil
+}
+
+// tagged runs the tests and scripts with a tag, with more variables.
+func (s *settings) tagged(tag string, names []string, env ...string) (parts []part, err error) {
+	tests, scripts, err := s.graph.tagged(s.root, tag)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		all := selection(name, tests[name], scripts)
+		for i := 0; i < len(all); i += 2 {
+			p := s.goTest(strings.TrimSpace(tag+" "+name), []string{name}, "-run", all[i+1])
+			p.env = env
+			parts = append(parts, p)
+		}
+	}
+	return parts, nil
+}
+
+// selection returns pairs of a package and a pattern of its tests: of scripts another one than of functions.
+func selection(name string, tests, scripts []string) (pairs []string) {
+	if len(tests) > 0 {
+		pairs = append(pairs, name, "^("+strings.Join(tests, "|")+")$")
+	}
+	if name == "cmd/turn" && len(scripts) > 0 {
+		pairs = append(pairs, name, "^"+machineScript+"$/^("+strings.Join(scripts, "|")+")$")
+	}
+	return pairs
+}
+
+// goTest is go test of packages, which are named below the module's root.
+func (s *settings) goTest(name string, packages []string, args ...string) part {
+	argv := append([]string{s.goTool, "test", "-json", "-vet=off", "-ldflags=-s", "-timeout=60m"}, args...)
+	for _, p := range packages {
+		argv = append(argv, "./"+p)
+	}
+	return part{name: name, argv: argv, tests: true, total: len(packages)}
+}
+
+// kube reports whether a package links the libraries of Kubernetes, which take minutes to compile.
+func kube(name string) bool {
+	return strings.HasPrefix(name, "internal/kube/") || name == "cmd/turn-operator" || name == "packaging/image"
+}
+
+func (s *settings) kubernetes() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(s.graph)), func(n string) bool { return !kube(n) || !s.graph[n].hasTests() })
+}
+
+// tested returns the packages with tests, except those of Kubernetes; the longest first.
+func (s *settings) tested() []string {
+	names := slices.Clone(longest)
+	for _, n := range slices.Sorted(maps.Keys(s.graph)) {
+		if s.graph[n].hasTests() && !kube(n) && !slices.Contains(longest, n) {
+			names = append(names, n)
+		}
+	}
+	return names
+}
+
+// sweeps returns the packages whose tests sweep.
+func (s *settings) sweeps() []string {
+	return slices.DeleteFunc(s.tested(), func(n string) bool {
+		return !slices.Contains(slices.Concat(s.graph[n].TestImports, s.graph[n].XTestImports), module+"/internal/testsize")
+	})
+}

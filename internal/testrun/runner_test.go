@@ -1,0 +1,140 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func newRunner(t *testing.T) (*runner, *strings.Builder) {
+	t.Helper()
+	var out strings.Builder
+	return &runner{root: t.TempDir(), stamps: t.TempDir(), out: &out}, &out
+}
+
+// TestLanes: a failed part does not stop the parts after it, the run fails, and the end says what each took.
+func TestLanes(t *testing.T) {
+	r, out := newRunner(t)
+	passed := r.run(t.Context(), [][]part{
+		{{name: "bad", argv: []string{"sh", "-c", "echo oh; exit 3"}}, {name: "after", argv: []string{"sh", "-c", "echo went on"}}},
+		{{name: "beside", argv: []string{"true"}}},
+	})
+	text := out.String()
+	for _, want := range []string{"oh\n", "went on\n", "bad", "FAILED: bad: exit status 3", "after", "beside", "slowest tests"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("there is no %q in\n%s", want, text)
+		}
+	}
+	if passed {
+		t.Error("a run with a failed part has passed")
+	}
+}
+
+// TestInterrupted: the processes of a part end with the run, and no other part begins.
+func TestInterrupted(t *testing.T) {
+	r, _ := newRunner(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	begun, ended := filepath.Join(r.root, "begun"), filepath.Join(r.root, "ended")
+	go func() {
+		for {
+			if _, err := os.Stat(begun); err == nil {
+				cancel()
+				return
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+	}()
+	script := "trap 'touch " + ended + "; exit 1' INT; touch " + begun + "; while :; do sleep 0.1; done"
+	if r.run(ctx, [][]part{{{name: "long", argv: []string{"bash", "-c", script}}, {name: "never", argv: []string{"touch", filepath.Join(r.root, "never")}}}}) {
+		t.Error("an interrupted run has passed")
+	}
+	if _, err := os.Stat(ended); err != nil {
+		t.Error("the process was not interrupted:", err)
+	}
+	if _, err := os.Stat(filepath.Join(r.root, "never")); err == nil {
+		t.Error("a part began after the interruption")
+	}
+}
+
+// TestUnchanged: a part with inputs runs again when one of them has changed, or when it has failed.
+func TestUnchanged(t *testing.T) {
+	r, _ := newRunner(t)
+	log := filepath.Join(t.TempDir(), "log")
+	write := func(path, text string) {
+		t.Helper()
+		path = filepath.Join(r.root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runs := 0
+	run := func(what string, env []string, want bool) {
+		t.Helper()
+		p := part{name: "p", argv: []string{"sh", "-c", "echo . >>" + log + "; [ ! -e " + r.root + "/in/bad ]"}, env: env,
+			inputs: []string{"in", "alone", "missing"}}
+		res := p.run(t.Context(), r)
+		if want {
+			runs++
+		}
+		text, err := os.ReadFile(log)
+		if err != nil || strings.Count(string(text), ".") != runs || res.cached == want {
+			t.Errorf("%s: it ran %d times, want %d; %+v", what, strings.Count(string(text), "."), runs, res)
+		}
+	}
+	write("in/a", "1")
+	write("alone", "1")
+	run("first", nil, true)
+	run("again", nil, false)
+	write("in/node_modules/x", "installed")
+	run("what was installed", nil, false)
+	write("in/a", "2")
+	run("a file of a folder", nil, true)
+	write("alone", "2")
+	run("a file", nil, true)
+	run("a variable", []string{"A=1"}, true)
+	write("in/bad", "")
+	run("a failure", []string{"A=1"}, true)
+	run("after a failure", []string{"A=1"}, true)
+}
+
+// TestTally: a count survives the process, a failure begins anew, and what has passed often enough is not missing.
+func TestTally(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "new", "busy.json")
+	tl, err := openTally(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := tl.note("a", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tl.note("b", nil); err != nil {
+		t.Fatal(err)
+	}
+	if tl, err = openTally(path); err != nil {
+		t.Fatal(err)
+	}
+	if got := tl.missing([]string{"a", "b", "c"}, 2); !slices.Equal(got, []string{"b", "c"}) {
+		t.Errorf("missing %q", got)
+	}
+	if err := tl.note("a", []string{"TestX"}); err != nil {
+		t.Fatal(err)
+	}
+	if tl.Passed["a"] != 0 || !slices.Equal(tl.Failed["a"], []string{"TestX"}) {
+		t.Errorf("after a failure: %+v", tl)
+	}
+	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openTally(path); err == nil {
+		t.Error("a damaged file is taken as empty")
+	}
+}

@@ -1,0 +1,15 @@
+module turnstone.dev/turnstone/scripts/tools/staticcheck
+
+go 1.26.3
+
+tool honnef.co/go/tools/cmd/staticcheck
+
+require honnef.co/go/tools v0.7.0 // indirect
+
+require (
+	github.com/BurntSushi/toml v1.6.0 // indirect
+	golang.org/x/exp/typeparams v0.0.0-20231108232855-2478ac86f678 // indirect
+	golang.org/x/mod v0.42.0 // indirect
+	golang.org/x/sync v0.24.0 // indirect
+	golang.org/x/tools v0.52.0 // indirect
+)
