@@ -15,12 +15,12 @@ PREFIX ?= /usr/local
 CC ?= cc
 TRACER = $(CC) -std=gnu11 -O2 -Wall -Wextra -Werror -Wno-unused-parameter -Wno-address -shared -fPIC -nostdlib -ffreestanding \
 	-fno-builtin -fno-stack-protector -fvisibility=hidden -fno-tree-loop-distribute-patterns -fno-asynchronous-unwind-tables \
-	-Wl,-z,noseparate-code,-z,norelro,-z,now,--hash-style=both,--build-id=none -s -o internal/guest/trace/bin/tracer.so internal/guest/trace/tracer.c
+	-Wl,-z,noseparate-code,-z,norelro,-z,now,--hash-style=both,--build-id=none -s -o .cache/build/tracer.so internal/guest/trace/tracer.c
 
 # The first process in the PID namespace of a sandbox's processes.
 INIT = $(CC) -std=gnu11 -Os -Wall -Wextra -Werror -static -nostdlib -ffreestanding -fno-builtin -fno-stack-protector \
 	-fno-pie -no-pie -fno-asynchronous-unwind-tables -Wl,-z,noseparate-code,-z,norelro,-z,noexecstack,--build-id=none -s \
-	-o internal/guest/process/bin/init internal/guest/process/init.c
+	-o .cache/build/init internal/guest/process/init.c
 
 # With these tags a package that has no C code is compiled the same with and without cgo, so all programs, and
 # those of the tests, share what they consist of.
@@ -57,15 +57,21 @@ setup-tests:
 setup-bench:
 	@scripts/setup bench >&2
 
+# A program that is the same keeps its file: go test takes no result from its cache if a file that a test has seen
+# was changed since.
 .PHONY: build
 build: bin/runsc ## build bin/turn, bin/turn-server and bin/runsc
-	@mkdir -p internal/guest/agentbin/bin bin
+	@mkdir -p internal/guest/agentbin/bin bin .cache/build
 	$(TRACER)
 	$(INIT)
-	$(STATIC) -o internal/guest/agentbin/bin/agent ./cmd/turn-agent
-	cd internal/guest/agentbin/bin && sha256sum agent > agent.sha256
-	$(STATIC) -o bin/turn ./cmd/turn
-	$(STATIC) -o bin/turn-server ./cmd/turn-server
+	$(STATIC) -o .cache/build/ ./cmd/turn-agent
+	@cd .cache/build && ln -sf turn-agent agent && sha256sum agent > agent.sha256
+	@install -C -m 644 .cache/build/tracer.so internal/guest/trace/bin/tracer.so
+	@install -C -m 755 .cache/build/init internal/guest/process/bin/init
+	@install -C -m 755 .cache/build/turn-agent internal/guest/agentbin/bin/agent
+	@install -C -m 644 .cache/build/agent.sha256 internal/guest/agentbin/bin/
+	$(STATIC) -o .cache/build/ ./cmd/turn ./cmd/turn-server
+	@install -C -m 755 .cache/build/turn .cache/build/turn-server bin/
 
 # kubectl finds its plug-ins by their names in PATH: kubectl turn is turn.
 .PHONY: install
@@ -165,17 +171,16 @@ proto: ## check proto/, and generate internal/api and docs/api.md
 	@GO=$(GO) scripts/proto
 
 .PHONY: bench
-bench: setup-bench build ## measure speed and size; print markdown
-	@mkdir -p .cache
-	$(GO) build -trimpath -buildvcs=false -o .cache/bench ./internal/bench
-	$(GO) test -c -trimpath -o .cache/floors/ ./internal/driver/gvisor ./internal/driver/qemu ./internal/driver/firecracker \
-		./internal/server/gateway ./internal/server/node ./internal/server/node/warm ./internal/pool ./client ./internal/ui \
-		./internal/fleet ./internal/fleet/sim ./internal/server/controller/usage
-	@case ",$(or $(ONLY),kubernetes)," in *,kubernetes,*) \
-		$(GO) build -trimpath -buildvcs=false -o .cache/kube-bench ./internal/kube/bench && \
-		$(GO) build -trimpath -buildvcs=false -o .cache/turn-operator ./cmd/turn-operator && \
-		.cache/kube-bench -bin bin -operator .cache/turn-operator;; esac
-	@[ '$(ONLY)' = kubernetes ] || .cache/bench -turn bin/turn -floors .cache/floors $(if $(TEST_KERNEL),-kernel '$(TEST_KERNEL)') $(if $(ONLY),-only $(ONLY)) $(if $(RUNS),-runs $(RUNS)) $(if $(CORPUS),-groups $(CORPUS)) $(if $(TIER),-tier $(TIER))
+bench: setup-bench build ## measure speed and size, or compare with BASE; print markdown
+	$(SHARED) $(GO) build -buildvcs=false -o .cache/bench ./internal/bench
+	@case ",$(if $(BASE),,$(or $(ONLY),kubernetes))," in *,kubernetes,*) \
+		export $(SHARED); \
+		$(GO) build -buildvcs=false -o .cache/kube-bench ./internal/kube/bench && \
+		$(GO) build -buildvcs=false -o .cache/turn-operator ./cmd/turn-operator && \
+		.cache/kube-bench -bin bin -operator .cache/turn-operator $(if $(QUICK),-quick);; esac
+	@[ '$(ONLY)$(BASE)' = kubernetes ] || GO='$(GO)' $(SHARED) .cache/bench -build $(if $(QUICK),-quick) \
+		$(if $(TEST_KERNEL),-kernel '$(TEST_KERNEL)') $(if $(ONLY),-only $(ONLY)) $(if $(RUNS),-runs $(RUNS)) \
+		$(if $(CORPUS),-groups $(CORPUS)) $(if $(TIER),-tier $(TIER)) $(if $(BASE),-base $(BASE)) $(if $(ROUNDS),-rounds $(ROUNDS))
 
 .PHONY: fuzz
 fuzz: build ## fuzz every decoder for FUZZTIME each (default 10s)

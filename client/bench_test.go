@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone/client"
+	"turnstone.dev/turnstone/internal/bench/size"
 )
 
 // A subject measures one of "exec", "up", "down" and "first" once, in milliseconds.
@@ -29,12 +30,12 @@ type subject struct {
 // and its arguments, which sdk/python/bench.py describes. In each round all are measured once, one
 // after another, so that the differences mean something on a busy machine.
 func BenchmarkSDKs(b *testing.B) {
-	programs := os.Getenv("TURNSTONE_BENCH_SDKS")
-	if programs == "" {
+	programs, own := os.Getenv("TURNSTONE_BENCH_SDKS"), os.Getenv("TURNSTONE_BENCH_GO")
+	if programs == "" && own == "" {
 		b.Skip("TURNSTONE_BENCH_SDKS names no programs")
 	}
 	var all []subject
-	if own := os.Getenv("TURNSTONE_BENCH_GO"); own != "" {
+	if own != "" {
 		once := goSubject(b)
 		all = append(all, subject{"go", once}, subject{"channel", func(what string) (float64, error) {
 			if what != "up" && what != "down" {
@@ -113,7 +114,7 @@ func goSubject(b *testing.B) func(string) (float64, error) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	content := make([]byte, 64<<20)
+	content := make([]byte, size.OfProgram().Of(64<<20))
 	for i := range content {
 		content[i] = byte(rand.Uint32())
 	}

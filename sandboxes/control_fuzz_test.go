@@ -2,6 +2,7 @@ package sandboxes
 
 import (
 	"encoding/json"
+	"errors"
 	"net"
 	"os"
 	"testing"
@@ -41,7 +42,7 @@ func FuzzAnswer(f *testing.F) {
 			t.Fatal(err)
 		}
 		near, far := conn(t, fds[0]), conn(t, fds[1])
-		_ = near.SetDeadline(time.Now().Add(5 * time.Second))
+		_ = near.SetDeadline(time.Now().Add(2 * time.Minute))
 		go func() {
 			at := min(int(cut), len(data))
 			if rights && at > 0 {
@@ -54,6 +55,9 @@ func FuzzAnswer(f *testing.F) {
 		}()
 		line, file, err := readAnswer(near)
 		_ = near.Close()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatal("reading waits on after the holder has closed the connection")
+		}
 		if err != nil && file != nil {
 			t.Fatal("an error and a descriptor")
 		}

@@ -164,7 +164,7 @@ func TestControl(t *testing.T) {
 func TestControlGivesUp(t *testing.T) {
 	s := newStore(t)
 	i := create(t, s, spec("live"))
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond) //wait: it is meant to expire
 	defer cancel()
 	err := control(t, s, i.ID).Snapshot(ctx, filepath.Join(t.TempDir(), "slow"),
 		sandboxes.SnapshotOptions{})

@@ -51,7 +51,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 		for f.WriteText(garbage) == nil {
 		}
 	}()
-	time.Sleep(200 * time.Millisecond)
+	time.Sleep(200 * time.Millisecond) //wait: any moment is right
 	use(t, s, i.ID, strings.Repeat("x", 3<<20))
 }
 

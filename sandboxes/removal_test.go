@@ -75,7 +75,7 @@ func TestSlowReader(t *testing.T) {
 	if lock == nil || err != nil {
 		t.Fatal(err)
 	}
-	time.AfterFunc(300*time.Millisecond, lock.Release) // a busy disk
+	time.AfterFunc(300*time.Millisecond, lock.Release) //wait: a busy disk; the reader looks 1000 times
 	if i, err := s.Get(id); err != nil || i.State != StateFailed {
 		t.Errorf("%+v, %v", i, err)
 	}

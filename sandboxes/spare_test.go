@@ -258,7 +258,7 @@ func TestClaimCanceled(t *testing.T) {
 	s := newStore(t)
 	p := prepare(t, s, "slow")
 	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(50*time.Millisecond, cancel)
+	time.AfterFunc(50*time.Millisecond, cancel) //wait: any moment is right
 	sp := spec("slow")
 	sp.ID = turnstone.NewSandboxID()
 	s.KillAfter = 100 * time.Millisecond

@@ -450,7 +450,7 @@ func TestCreateInterrupted(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			_, err := s.Create(ctx, spec(image),
-				func(string) { time.AfterFunc(50*time.Millisecond, cancel) })
+				func(string) { time.AfterFunc(50*time.Millisecond, cancel) }) //wait: any moment is right
 			if turnstone.KindOf(err) != turnstone.KindCanceled {
 				t.Errorf("%v", err)
 			}

@@ -346,7 +346,7 @@ func TestEndOfConnection(t *testing.T) {
 		_, err := r.Read(make([]byte, 1))
 		failed <- err
 	}()
-	time.Sleep(10 * time.Millisecond)
+	time.Sleep(10 * time.Millisecond) //wait: any moment is right
 	_ = server.Close()
 	for range 2 {
 		if err := <-failed; turnstone.KindOf(err) != turnstone.KindDead {

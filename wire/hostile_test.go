@@ -281,7 +281,7 @@ func TestOtherSideReadsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := NewClient(s)
-	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond) //wait: it is meant to expire
 	defer cancel()
 	for range 3 {
 		_, err := c.SandboxConfigure(ctx,

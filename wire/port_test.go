@@ -148,7 +148,7 @@ func TestPortHostile(t *testing.T) {
 	}
 	t.Run("says nothing", func(t *testing.T) {
 		p, _ := start(t)
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) //wait: it is meant to expire
 		defer cancel()
 		if err := p.End(ctx); turnstone.KindOf(err) != turnstone.KindDead ||
 			!errors.Is(err, context.DeadlineExceeded) {
@@ -157,7 +157,7 @@ func TestPortHostile(t *testing.T) {
 	})
 	t.Run("says anything", func(t *testing.T) {
 		p, b := start(t)
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond) //wait: it is meant to expire
 		defer cancel()
 		go func() { _, _ = io.Copy(io.Discard, b) }()
 		go func() {

@@ -315,7 +315,7 @@ func peak(ts *testscript.TestScript, neg bool, args []string) {
 				ts.Fatalf("%v\n%s", err, last(stderr.Bytes()))
 			}
 			running = false
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(20 * time.Millisecond): //wait: the loop polls
 		}
 	}
 	ts.Logf("most memory: %d MiB", most)

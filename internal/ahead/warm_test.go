@@ -43,7 +43,7 @@ func offer(c *ahead.Client, branch string, k ahead.Key) *machine {
 	c.Offer(ahead.Offer{Key: k, Branch: branch, Machine: turnstone.Machine{Memory: gib},
 		Make: func(ctx context.Context) (ahead.Machine, error) {
 			select {
-			case <-time.After(time.Second):
+			case <-time.After(time.Second): //wait: the bubble's clock
 				return m, nil
 			case <-ctx.Done():
 				return nil, ctx.Err()
@@ -68,7 +68,7 @@ func TestOnce(t *testing.T) {
 	bubble(t, ahead.Options{Turns: 4}, func(t *testing.T, s *ahead.Shelf) {
 		c := s.For("local", "a")
 		m := offer(c, "main", key("s", "1"))
-		time.Sleep(2 * time.Second)
+		time.Sleep(2 * time.Second) //wait: the bubble's clock
 		if got := c.Take(t.Context(), "main", key("s", "1")); got != m {
 			t.Fatal("not the machine that waits:", got)
 		}
@@ -88,7 +88,7 @@ func TestOnce(t *testing.T) {
 func TestOthers(t *testing.T) {
 	bubble(t, ahead.Options{Turns: 8}, func(t *testing.T, s *ahead.Shelf) {
 		m := offer(s.For("local", "a"), "main", key("s", "1"))
-		time.Sleep(2 * time.Second)
+		time.Sleep(2 * time.Second) //wait: the bubble's clock
 		other := key("s", "1")
 		other.Kind = "another"
 		for what, got := range map[string]ahead.Machine{
@@ -107,7 +107,7 @@ func TestOthers(t *testing.T) {
 			t.Error("it waits on, although the branch's turn needs another kind")
 		}
 		m = offer(s.For("local", "a"), "main", key("s", "2"))
-		time.Sleep(2 * time.Second)
+		time.Sleep(2 * time.Second) //wait: the bubble's clock
 		if got := s.For("local", "b").Take(t.Context(), "main", key("s", "2")); got != nil {
 			t.Error("another client got it")
 		}
@@ -122,9 +122,9 @@ func TestReplaced(t *testing.T) {
 	bubble(t, ahead.Options{Turns: 8}, func(t *testing.T, s *ahead.Shelf) {
 		c := s.For("local", "a")
 		first, side := offer(c, "main", key("s", "1")), offer(c, "side", key("s", "1"))
-		time.Sleep(3 * time.Second)
+		time.Sleep(3 * time.Second) //wait: the bubble's clock
 		second := offer(s.For("local", "b"), "main", key("s", "2"))
-		time.Sleep(3 * time.Second)
+		time.Sleep(3 * time.Second) //wait: the bubble's clock
 		if first.closed.Load() != 1 || side.closed.Load() != 0 || second.closed.Load() != 0 {
 			t.Error(first.closed.Load(), side.closed.Load(), second.closed.Load())
 		}
@@ -149,7 +149,7 @@ func TestWaits(t *testing.T) {
 		if got := c.Take(t.Context(), "main", key("s", "1")); got != m || time.Since(began) != time.Second {
 			t.Error(got, time.Since(began))
 		}
-		time.Sleep(3 * time.Second)
+		time.Sleep(3 * time.Second) //wait: the bubble's clock
 		if later.closed.Load() != 0 || s.Stats().Made != 1 {
 			t.Error("a machine was made that nobody wants")
 		}
@@ -162,7 +162,7 @@ func TestGivesUp(t *testing.T) {
 		c := s.For("local", "a")
 		offer(c, "main", key("s", "1"))
 		synctest.Wait()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond) //wait: the bubble's clock
 		defer cancel()
 		if got := c.Take(ctx, "main", key("s", "1")); got != nil {
 			t.Error(got)
@@ -245,12 +245,12 @@ func TestLooks(t *testing.T) {
 		c := s.For("local", "a")
 		dead, stale, idle := offer(c, "main", key("r", "1")), offer(c, "main", key("s", "1")),
 			offer(c, "main", key("t", "1"))
-		time.Sleep(2 * time.Second)
+		time.Sleep(2 * time.Second) //wait: the bubble's clock
 		gone := error(turnstone.Errorf("x", turnstone.KindDead, "", "it has ended"))
 		other := errors.New("the template is another")
 		dead.broken.Store(&gone)
 		stale.broken.Store(&other)
-		time.Sleep(4 * time.Second)
+		time.Sleep(4 * time.Second) //wait: the bubble's clock
 		if dead.closed.Load() != 1 || stale.closed.Load() != 1 || idle.closed.Load() != 0 {
 			t.Error(dead.closed.Load(), stale.closed.Load(), idle.closed.Load())
 		}

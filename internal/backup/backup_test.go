@@ -171,7 +171,7 @@ func TestGCWaits(t *testing.T) {
 	p.Turn(s, "main", treetest.Texts(map[string]string{"/a": "one"})...)
 	ok[turnstone.Session](t)(p.Repo.RemoveSession(t.Context(), string(s.ID)))
 	release := ok[func()](t)(backup.HoldGC(t.Context(), p.Repo.Dir.Path("store")))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second) //wait: it is meant to expire
 	defer cancel()
 	if rep, err := p.Repo.GC(ctx, turnstone.GCRequest{}); err == nil {
 		t.Errorf("gc did not wait: %+v", rep)

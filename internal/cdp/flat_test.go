@@ -417,10 +417,11 @@ func TestFloodOfRequests(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := serve(t, func(s *Server) { s.writeTime = 500 * time.Millisecond })
+			s := serve(t, nil)
 			a := s.backend.add("one", echoAgent)
 			other := s.openBrowser(t)
 			session, _ := other.attach(a.ID)
+			s.writeTime = 500 * time.Millisecond // for the bad client alone: a busy machine delays the other one, too
 			bad, command := open(t, s, a)
 			cut := make(chan struct{})
 			go func() {
@@ -440,7 +441,7 @@ func TestFloodOfRequests(t *testing.T) {
 				select {
 				case <-cut:
 					flooding = false
-				case <-time.After(10 * time.Millisecond):
+				case <-time.After(10 * time.Millisecond): //wait: the loop polls
 				}
 			}
 			if !strings.Contains(s.log.String(), "accepted no data") {
@@ -452,12 +453,13 @@ func TestFloodOfRequests(t *testing.T) {
 
 // TestSandboxThatDoesNotRead: only that sandbox is disconnected.
 func TestSandboxThatDoesNotRead(t *testing.T) {
-	s := serve(t, func(s *Server) { s.writeTime = 300 * time.Millisecond })
+	s := serve(t, nil)
 	deaf := s.backend.add("deaf", func(net.Conn) {})
 	good := s.backend.add("good", echoAgent)
 	c := s.openBrowser(t)
-	deafSession, _ := c.attach(deaf.ID)
 	session, _ := c.attach(good.ID)
+	s.writeTime = 300 * time.Millisecond // for the deaf one alone: a busy machine delays the good one, too
+	deafSession, _ := c.attach(deaf.ID)
 	c.send(fmt.Sprintf(`{"id":900,"method":"State.getSession","sessionId":%q}`, deafSession))
 	if m := c.call(session, "State.getSession", ""); m.Error != nil {
 		t.Errorf("%s", m.Error)
@@ -474,15 +476,16 @@ func TestSandboxThatDoesNotRead(t *testing.T) {
 // TestFullQueue: a sandbox that accepts nothing does not block a client, and commands for an ended
 // session are answered.
 func TestFullQueue(t *testing.T) {
-	s := serve(t, nil)
+	// A client that waits for the sandbox's limit waits longer than the test.
+	s := serve(t, func(s *Server) { s.writeTime = time.Hour })
 	deaf := s.backend.add("deaf", func(net.Conn) {})
 	good := s.backend.add("good", echoAgent)
 	c := s.openBrowser(t)
 	deafSession, channel := c.attach(deaf.ID)
 	session, _ := c.attach(good.ID)
 	frame := append(wire.Frame{Channel: channel, Stream: 1}.Head(), make([]byte, 64<<10)...)
-	began := time.Now()
 	for range maxQueue/len(frame) + 64 {
+		_ = c.conn.SetWriteDeadline(time.Now().Add(2 * time.Minute))
 		if err := c.f.WriteBinary(frame); err != nil {
 			t.Fatal(err)
 		}
@@ -493,9 +496,6 @@ func TestFullQueue(t *testing.T) {
 	if e := c.event("Target.detachedFromTarget"); !strings.Contains(string(e.Params),
 		"has not accepted 16 MiB") {
 		t.Errorf("%s", e.Params)
-	}
-	if took := time.Since(began); took > writeTime/2 {
-		t.Errorf("the client was held up for %s", took)
 	}
 	if m := c.call(deafSession, "State.getSession",
 		""); !strings.Contains(string(m.Error), "-32001") {

@@ -28,7 +28,7 @@ func TestQueue(t *testing.T) {
 	select {
 	case <-pushed:
 		t.Fatal("a full queue took more")
-	case <-time.After(50 * time.Millisecond):
+	case <-time.After(50 * time.Millisecond): //wait: longer only makes the check stricter
 	}
 	if i, ok := q.pop(); !ok || len(i.data) != maxQueue {
 		t.Error("another item")
@@ -38,7 +38,7 @@ func TestQueue(t *testing.T) {
 	}
 	q.push(big)
 	go func() { pushed <- q.push(big) }()
-	time.Sleep(20 * time.Millisecond)
+	time.Sleep(20 * time.Millisecond) //wait: any moment is right: it may come before the push
 	q.close()
 	if <-pushed {
 		t.Error("a closed queue took an item")

@@ -164,7 +164,7 @@ func TestCloseUnblocks(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	time.Sleep(10 * time.Millisecond) // both are probably blocked; the test holds if not
+	time.Sleep(10 * time.Millisecond) //wait: both are probably blocked; the test holds if not
 	if err := server.Close(); err != nil {
 		t.Error(err)
 	}
@@ -195,7 +195,7 @@ func TestHandshakeEndsWithItsContext(t *testing.T) {
 		},
 	} {
 		a, b := net.Pipe()
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond) //wait: it is meant to expire
 		if err := shake(ctx, link{a}); turnstone.KindOf(err) != turnstone.KindTimeout {
 			t.Errorf("%s: %v", what, err)
 		}

@@ -5,12 +5,15 @@ import (
 	"runtime"
 	"testing"
 	"time"
+
+	"turnstone.dev/turnstone/internal/bench/size"
 )
 
 // BenchmarkPlace is the decision about one claim and its end, in a fleet of many nodes with as many
 // sandboxes that wait.
 func BenchmarkPlace(b *testing.B) {
 	for _, nodes := range []int{10, 1000, 10_000} {
+		nodes = size.OfProgram().Of(nodes)
 		b.Run(fmt.Sprint("nodes=", nodes), func(b *testing.B) {
 			f := New(Options{Times: testTimes, Version: "2"})
 			r := roomy()
@@ -36,7 +39,7 @@ func BenchmarkFull(b *testing.B) {
 	f := New(Options{Times: testTimes})
 	r := roomy()
 	r.Used = r.Capacity
-	fill(f, 1000, r)
+	fill(f, size.OfProgram().Of(1000), r)
 	for b.Loop() {
 		if _, v := f.Place(0, one("x")); v != Full {
 			b.Fatal(v)
@@ -50,7 +53,7 @@ func BenchmarkTick(b *testing.B) {
 	for i := range 10 {
 		pools = append(pools, Pool{Kind: Kind{Tenant: fmt.Sprint(i)}, Min: 1000, Max: 1000})
 	}
-	p, nodes := NewPools(pools, nil), names(1000)
+	p, nodes := NewPools(pools, nil), names(size.OfProgram().Of(1000))
 	now := time.Duration(0)
 	for b.Loop() {
 		now += time.Second
@@ -67,10 +70,11 @@ func BenchmarkMemory(b *testing.B) {
 		f := New(Options{Times: testTimes})
 		r := roomy()
 		r.Capacity = Resources{}
-		fill(f, 1000, r)
-		for i := range 100_000 {
+		nodes := size.OfProgram().Of(1000)
+		fill(f, nodes, r)
+		for i := range size.OfProgram().Of(100_000) {
 			need := one("x")
-			need.Node = fmt.Sprintf("n%04d", i%1000)
+			need.Node = fmt.Sprintf("n%04d", i%nodes)
 			if _, v := f.Place(0, need); v != Placed {
 				b.Fatal(v)
 			}

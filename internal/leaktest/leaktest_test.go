@@ -21,6 +21,7 @@ func TestPatient(t *testing.T) {
 		return func() { close(stay) }
 	}
 	code := patient{run(func() int {
+		//wait: later than goleak waits for it; more is as good
 		time.AfterFunc(time.Second, begin()) // later than goleak waits for it
 		return 0
 	})}.Run()

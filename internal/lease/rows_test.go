@@ -275,7 +275,7 @@ func TestRenews(t *testing.T) {
 		select {
 		case <-l.Lost():
 			t.Fatal(l.Cause())
-		case <-time.After(50 * time.Millisecond):
+		case <-time.After(50 * time.Millisecond): //wait: the loop polls
 		}
 	}
 	r.Close()

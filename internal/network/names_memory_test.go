@@ -26,7 +26,7 @@ func TestNamesAreBounded(t *testing.T) {
 	}
 	short := NewNames(10, 10*time.Millisecond)
 	short.Add(addr(0), "a.example")
-	time.Sleep(20 * time.Millisecond)
+	time.Sleep(20 * time.Millisecond) //wait: longer than the names are remembered; more is as good
 	if short.Latest(addr(0)) != "" || len(short.byAddr) != 0 {
 		t.Fatal("it is remembered for ever")
 	}

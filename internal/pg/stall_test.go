@@ -136,7 +136,7 @@ func TestStall(t *testing.T) {
 	}
 	g.set(true)
 	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(100*time.Millisecond, cancel)
+	time.AfterFunc(100*time.Millisecond, cancel) //wait: any moment is right
 	err = slow.QueryRowContext(ctx, "SELECT 1").Scan(new(int))
 	if !errors.Is(err, context.Canceled) && !errors.Is(err, io.EOF) {
 		t.Errorf("a canceled statement: %v", err)

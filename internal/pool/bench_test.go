@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/bench/size"
 )
 
 // idle is a machine that does nothing.
@@ -20,7 +21,7 @@ func idlePool(b *testing.B, n int) *Pool[idle] {
 		return idle{}, nil
 	}})
 	b.Cleanup(func() { _ = p.Close() })
-	const keys = 20
+	keys := size.OfProgram().Of(20)
 	for i := range keys {
 		p.SetTarget(Key{Source: string(rune('a' + i)), Shape: turnstone.Shape{Memory: 1}},
 			Target{Min: n / keys, Max: n / keys})
@@ -42,8 +43,8 @@ func ready(p *Pool[idle]) (n int) {
 
 // BenchmarkClaim is a claim of a pool in which 1,000 machines wait, with the making of the next one.
 func BenchmarkClaim(b *testing.B) {
-	p := idlePool(b, 1000)
-	k := Key{Source: "c", Shape: turnstone.Shape{Memory: 1}}
+	p := idlePool(b, size.OfProgram().Of(1000))
+	k := Key{Source: "a", Shape: turnstone.Shape{Memory: 1}}
 	for b.Loop() {
 		if _, err := p.Claim(b.Context(), k); err != nil {
 			b.Fatal(err)
@@ -53,7 +54,7 @@ func BenchmarkClaim(b *testing.B) {
 
 // BenchmarkLook is what the pool does every second, if no check is due.
 func BenchmarkLook(b *testing.B) {
-	p := idlePool(b, 1000)
+	p := idlePool(b, size.OfProgram().Of(1000))
 	for b.Loop() {
 		p.Look(b.Context())
 	}
@@ -61,7 +62,7 @@ func BenchmarkLook(b *testing.B) {
 
 // BenchmarkStats is a look of an operator.
 func BenchmarkStats(b *testing.B) {
-	p := idlePool(b, 1000)
+	p := idlePool(b, size.OfProgram().Of(1000))
 	for b.Loop() {
 		p.Stats()
 	}

@@ -236,6 +236,7 @@ func TestCalm(t *testing.T) {
 		want(2, 4)
 		claim() // fewer than half: one is made at once
 		want(2, 5)
+		//wait: the bubble's clock
 		time.Sleep(2 * time.Second) // a look, after the calm
 		want(4, 7)
 		for _, m := range all {
@@ -263,7 +264,7 @@ func TestBurst(t *testing.T) {
 	in(t, func(w *world, o *Options[*machine]) { w.takes = 50 * time.Millisecond },
 		func(t *testing.T, w *world, p *Pool[*machine]) {
 			p.SetTarget(keyA, Target{Min: 20, Max: 20})
-			time.Sleep(10 * time.Second)
+			time.Sleep(10 * time.Second) //wait: the bubble's clock
 			began := time.Now()
 			var served [200]time.Duration // two may be served at the same moment
 			var wg sync.WaitGroup
@@ -327,7 +328,7 @@ func TestHealthChecks(t *testing.T) {
 		p.mu.Lock()
 		p.shelves[keyA].ready[0].m.kill()
 		p.mu.Unlock()
-		time.Sleep(12 * time.Second)
+		time.Sleep(12 * time.Second) //wait: the bubble's clock
 		synctest.Wait()
 		if s := stats(t, p, keyA); s.Died != 1 || s.Ready != 2 || w.living() != 2 {
 			t.Errorf("%+v, %d alive", s, w.living())
@@ -342,9 +343,9 @@ func TestMadeDuringHealthCheck(t *testing.T) {
 		w.takes, w.checks = time.Second, 500*time.Millisecond
 	}, func(t *testing.T, w *world, p *Pool[*machine]) {
 		p.SetTarget(keyA, Target{Min: 2, Max: 3})
-		time.Sleep(10200 * time.Millisecond) // after 11 s a look checks what was made after 1 s
+		time.Sleep(10200 * time.Millisecond) //wait: the bubble's clock; at 11 s a look checks what was made after 1 s
 		m := claimOne(t, p, keyA)            // in its place one is made until 11.2 s
-		time.Sleep(5 * time.Second)
+		time.Sleep(5 * time.Second)          //wait: the bubble's clock
 		synctest.Wait()
 		if s := stats(t, p, keyA); s.Ready != 2 || s.Made != 3 || s.Died != 0 {
 			t.Errorf("%+v", s)
@@ -357,12 +358,12 @@ func TestGenerations(t *testing.T) {
 	in(t, func(w *world, o *Options[*machine]) { w.takes = time.Second },
 		func(t *testing.T, w *world, p *Pool[*machine]) {
 			p.SetTarget(keyA, Target{Min: 3, Max: 3, Generation: "old"})
-			time.Sleep(1500 * time.Millisecond) // two are ready, one is being made
+			time.Sleep(1500 * time.Millisecond) //wait: the bubble's clock; two are ready, one is being made
 			p.SetTarget(keyA, Target{Min: 3, Max: 3, Generation: "new"})
 			if m := claimOne(t, p, keyA); m.from != "new" {
 				t.Errorf("a machine of generation %s was given away", m.from)
 			}
-			time.Sleep(10 * time.Second)
+			time.Sleep(10 * time.Second) //wait: the bubble's clock
 			synctest.Wait()
 			if s := stats(t, p, keyA); s.Drained != 3 || s.Ready != 3 || w.living() != 4 {
 				t.Errorf("%+v, %d alive", s, w.living())
@@ -375,11 +376,11 @@ func TestIdleMachinesEnd(t *testing.T) {
 		p.SetTarget(keyA, Target{Min: 4, Max: 4})
 		synctest.Wait()
 		p.SetTarget(keyA, Target{Min: 1, Max: 4, Idle: 30 * time.Second})
-		time.Sleep(20 * time.Second)
+		time.Sleep(20 * time.Second) //wait: the bubble's clock
 		if s := stats(t, p, keyA); s.Ready != 4 {
 			t.Fatalf("%+v", s)
 		}
-		time.Sleep(20 * time.Second)
+		time.Sleep(20 * time.Second) //wait: the bubble's clock
 		synctest.Wait()
 		if s := stats(t, p, keyA); s.Ready != 1 || s.Expired != 3 {
 			t.Errorf("%+v", s)
@@ -464,7 +465,7 @@ func TestClockJumps(t *testing.T) {
 			mu.Unlock()
 		}
 		wg.Wait()
-		time.Sleep(30 * time.Second)
+		time.Sleep(30 * time.Second) //wait: the bubble's clock
 		synctest.Wait()
 		if s := stats(t, p, keyA); s.Claimed != 10 || s.Ready != 2 || s.Left != 0 {
 			t.Errorf("%+v", s)
@@ -476,18 +477,18 @@ func TestMemoryBudget(t *testing.T) {
 	in(t, func(w *world, o *Options[*machine]) { o.Memory = 300 },
 		func(t *testing.T, w *world, p *Pool[*machine]) {
 			p.SetTarget(keyA, Target{Min: 5, Max: 5})
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) //wait: the bubble's clock
 			if s := stats(t, p, keyA); s.Ready != 3 {
 				t.Fatalf("%+v", s)
 			}
 			p.SetTarget(keyB, Target{Min: 2, Max: 2}) // later, so it takes the place of others
-			time.Sleep(time.Second)
+			time.Sleep(time.Second)                   //wait: the bubble's clock
 			a, b := stats(t, p, keyA), stats(t, p, keyB)
 			if a.Ready != 1 || a.Evicted != 2 || b.Ready != 2 || p.Memory() != 300 {
 				t.Errorf("%+v\n%+v", a, b)
 			}
 			claimOne(t, p, keyA)
-			time.Sleep(time.Second)
+			time.Sleep(time.Second) //wait: the bubble's clock
 			if a, b := stats(t, p, keyA), stats(t, p, keyB); a.Ready != 3 || b.Ready != 0 {
 				t.Errorf("the key that was used last has fewer machines:\n%+v\n%+v", a, b)
 			}
@@ -508,7 +509,7 @@ func TestRoom(t *testing.T) {
 		}
 	}, func(t *testing.T, w *world, p *Pool[*machine]) {
 		p.SetTarget(keyA, Target{Min: 2, Max: 2})
-		time.Sleep(5 * time.Second)
+		time.Sleep(5 * time.Second) //wait: the bubble's clock
 		if s := stats(t, p, keyA); s.Ready != 0 {
 			t.Errorf("%+v", s)
 		}
@@ -516,7 +517,7 @@ func TestRoom(t *testing.T) {
 		mu.Lock()
 		room = true
 		mu.Unlock()
-		time.Sleep(5 * time.Second)
+		time.Sleep(5 * time.Second) //wait: the bubble's clock
 		if s := stats(t, p, keyA); s.Ready != 2 {
 			t.Errorf("%+v", s)
 		}
@@ -541,7 +542,7 @@ func TestDrainWaits(t *testing.T) {
 			waited <- err
 		}()
 		synctest.Wait()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second) //wait: the bubble's clock
 		defer cancel()
 		if err := p.Drain(ctx); turnstone.KindOf(err) != turnstone.KindTimeout {
 			t.Errorf("%v", err)

@@ -55,7 +55,7 @@ func TestEndlessAnswers(t *testing.T) {
 					w.(http.Flusher).Flush()
 					if c.slow {
 						select {
-						case <-time.After(10 * time.Millisecond):
+						case <-time.After(10 * time.Millisecond): //wait: the answer has no end, however slow it is
 						case <-over:
 							return
 						}

@@ -69,7 +69,7 @@ func away(t *testing.T, loses func(l *lossy, wait chan struct{})) {
 // the result of the turn that ended meanwhile.
 func TestAnHourAway(t *testing.T) {
 	away(t, func(l *lossy, wait chan struct{}) {
-		time.Sleep(time.Second)
+		time.Sleep(time.Second) //wait: the bubble's clock
 		l.lose(true)
 		time.Sleep(30 * time.Minute)
 		close(wait)
@@ -82,8 +82,8 @@ func TestAnHourAway(t *testing.T) {
 // connection that is lost then is made again.
 func TestSilentTurn(t *testing.T) {
 	away(t, func(l *lossy, wait chan struct{}) {
-		time.Sleep(time.Second)
-		l.lose(false) // nothing arrives on the next connection
+		time.Sleep(time.Second) //wait: the bubble's clock
+		l.lose(false)           // nothing arrives on the next connection
 		time.Sleep(3 * time.Hour)
 		l.lose(true)
 		time.Sleep(30 * time.Minute)

@@ -107,7 +107,7 @@ func TestMuteAgent(t *testing.T) {
 		limit := 50 * time.Millisecond
 		if ended {
 			limit = time.Hour
-			time.AfterFunc(50*time.Millisecond, cancel)
+			time.AfterFunc(50*time.Millisecond, cancel) //wait: any moment is right
 		}
 		err := s.configure(ctx, &Request{Shape: turnstone.DefaultShape()}, limit)
 		if dead := turnstone.KindOf(err) == turnstone.KindDead; err == nil || dead == ended ||

@@ -79,7 +79,7 @@ func TestLock(t *testing.T) {
 	if second, err := TryAcquire(path); second != nil || err != nil {
 		t.Errorf("two hold it: %v, %v", second, err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond) //wait: it is meant to expire
 	defer cancel()
 	told := 0
 	if l, err := Acquire(ctx, path, func() { told++ }); l != nil ||
@@ -90,7 +90,7 @@ func TestLock(t *testing.T) {
 	if told != 1 {
 		t.Errorf("told %d times to wait", told)
 	}
-	time.AfterFunc(20*time.Millisecond, first.Release)
+	time.AfterFunc(20*time.Millisecond, first.Release) //wait: any moment is right
 	third, err := Acquire(t.Context(), path, nil)
 	if err != nil || third == nil {
 		t.Fatalf("a released lock: %v", err)

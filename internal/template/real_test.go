@@ -17,6 +17,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/template/builtin"
 	"turnstone.dev/turnstone/internal/testhome"
+	"turnstone.dev/turnstone/internal/testsize"
 )
 
 // realTemplate returns a built-in template from the shared home, and its image.
@@ -204,7 +205,11 @@ func realFailure(t *testing.T, ctx context.Context, spec string, from ...Sources
 	return err
 }
 
+// TestRealUnknownPackage takes a build of the base up to its last step.
 func TestRealUnknownPackage(t *testing.T) {
+	if !testsize.Full() {
+		t.Skip("a full run builds the base once more")
+	}
 	err := realFailure(t, context.Background(),
 		"base = 'debian:bookworm'\npackages = ['no-such-package-anywhere']\n")
 	if turnstone.KindOf(err) != turnstone.KindInvalid ||

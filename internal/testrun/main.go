@@ -47,6 +47,8 @@ type settings struct {
 	full   bool   // sweeps to their end, and packages that no change reaches
 	base   string // the commit whose difference to the files is the change
 	graph  graph
+	// programs is the digest of the programs that tests run, which go test does not know as their inputs.
+	programs string
 }
 
 func run(ctx context.Context, args []string) (bool, error) {
@@ -78,6 +80,10 @@ func run(ctx context.Context, args []string) (bool, error) {
 		if s.base, err = lastSession(ctx, s.root); err != nil {
 			return false, err
 		}
+	}
+	if s.programs, err = (&part{inputs: []string{"bin/turn", "bin/turn-server", "bin/runsc",
+		"bin/containerd-shim-turnstone-v2"}}).digest(s.root); err != nil {
+		return false, err
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {

@@ -51,7 +51,7 @@ func (s *settings) checks() []part {
 // test runs every test once.
 func (s *settings) test() [][]part {
 	packages := s.goTest("packages", s.tested(), "-p", strconv.Itoa(s.cpus), "-skip", apart)
-	packages.env = []string{"TURN_TEST_BROWSER=1"}
+	packages.env = append(packages.env, "TURN_TEST_BROWSER=1")
 	scripts := s.goTest("scripts", []string{"cmd/turn"}, "-parallel", strconv.Itoa(s.cpus), "-run", "^Test(Machine)?Script$")
 	corpus := s.goTest("corpus", []string{"internal/bench/corpus"}, "-run", "^TestMachineCorpus")
 	soak := s.goTest("soak", []string{"cmd/turn"}, "-run", "^TestSoak$")
@@ -60,7 +60,7 @@ func (s *settings) test() [][]part {
 			"internal/kube", "cmd/turn-operator", "wire/protocol.json"}}
 	kube := s.goTest("kubernetes", s.kubernetes(), "-p", "1")
 	shim := s.goTest("shim", nil, "./...")
-	shim.dir, shim.env = "shim", []string{"CGO_ENABLED=0"}
+	shim.dir, shim.env = "shim", append(shim.env, "CGO_ENABLED=0")
 	return [][]part{
 		{packages, soak},
 		{scripts, corpus, suites},
@@ -90,9 +90,9 @@ func (s *settings) again(ctx context.Context) ([][]part, error) {
 	}
 	if s.full {
 		long := s.goTest("sweeps", s.sweeps(), "-p", strconv.Itoa(s.cpus), "-skip", apart)
-		long.env = []string{"TURN_TEST_FULL=1"}
+		long.env = append(long.env, "TURN_TEST_FULL=1")
 		soak := s.goTest("soak", []string{"cmd/turn"}, "-run", "^TestSoak$")
-		soak.env = []string{"TURN_SOAK_FOR=5m"}
+		soak.env = append(soak.env, "TURN_SOAK_FOR=5m")
 		race = append(race, long, soak, part{name: "clients built", argv: []string{"scripts/cross", "--build"}})
 	}
 	return [][]part{race, others}, nil
@@ -111,7 +111,7 @@ func (s *settings) race(names []string) (parts []part, err error) {
 		p := s.goTest(name, packages, append([]string{"-race", "-tags=", "-p", strconv.Itoa(s.cpus)}, args...)...)
 		// A program with the detector sleeps for a second before it exits, in which other goroutines may still
 		// race; thousands of the tests' processes would sleep so for many minutes.
-		p.env = []string{"GORACE=atexit_sleep_ms=10"}
+		p.env = append(p.env, "GORACE=atexit_sleep_ms=10")
 		parts = append(parts, p)
 	}
 	add("race", whole, "-skip", apart)
@@ -163,7 +163,7 @@ func (s *settings) tagged(tag string, names []string, env ...string) (parts []pa
 		all := selection(name, tests[name], scripts)
 		for i := 0; i < len(all); i += 2 {
 			p := s.goTest(strings.TrimSpace(tag+" "+name), []string{name}, "-run", all[i+1])
-			p.env = env
+			p.env = append(p.env, env...)
 			parts = append(parts, p)
 		}
 	}
@@ -187,7 +187,7 @@ func (s *settings) goTest(name string, packages []string, args ...string) part {
 	for _, p := range packages {
 		argv = append(argv, "./"+p)
 	}
-	return part{name: name, argv: argv, tests: true, total: len(packages)}
+	return part{name: name, argv: argv, tests: true, total: len(packages), env: []string{"TURN_TEST_PROGRAMS=" + s.programs}}
 }
 
 // kube reports whether a package links the libraries of Kubernetes, which take minutes to compile.

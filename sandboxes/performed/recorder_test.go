@@ -236,7 +236,7 @@ func (a lateProcesses) List(ctx context.Context, c *wire.Conn) (*wire.ProcessLis
 	}
 	wire.AfterReply(ctx, func() {
 		c.Go(func() {
-			time.Sleep(50 * time.Millisecond) // the answer goes far ahead
+			time.Sleep(50 * time.Millisecond) //wait: the bubble's clock; the answer goes far ahead
 			err := c.EmitSandboxCommandStarted(c.Context(), &wire.SandboxCommandStartedEvent{
 				ProcessID: "late", Argv: []string{"sleep"}})
 			if err == nil && a.exit != nil {
@@ -272,19 +272,21 @@ func (s pipeStream) Abort()            { _ = s.Close() }
 // agent's word about it is late.
 func TestSettle(t *testing.T) {
 	for _, exit := range []*wire.ProcessExit{nil, {ExitCode: 7}} {
-		a := &lateAgent{t: t, exit: exit}
-		r := open(t, t.TempDir())
-		if err := r.Follow(t.Context(), a); err != nil {
-			t.Fatal(err)
-		}
-		r.Settle(t.Context())
-		all := r.Work().Commands
-		if len(all) != 1 || all[0].ID != "late" || all[0].Ended != (exit != nil) {
-			t.Errorf("exit %v: the work has %+v", exit, all)
-		}
-		r.Close()
-		_ = a.conn.Close()
-		a.conn.Wait()
+		synctest.Test(t, func(t *testing.T) { // a busy machine would use up the time for the word
+			a := &lateAgent{t: t, exit: exit}
+			r := open(t, t.TempDir())
+			if err := r.Follow(t.Context(), a); err != nil {
+				t.Fatal(err)
+			}
+			r.Settle(t.Context())
+			all := r.Work().Commands
+			if len(all) != 1 || all[0].ID != "late" || all[0].Ended != (exit != nil) {
+				t.Errorf("exit %v: the work has %+v", exit, all)
+			}
+			r.Close()
+			_ = a.conn.Close()
+			a.conn.Wait()
+		})
 	}
 }
 

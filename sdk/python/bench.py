@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-SIZE = 64 << 20
+SIZE = (64 << 20) // int(os.environ.get("TURNSTONE_BENCH_DIVISOR", "1"))
 CONTENT = os.urandom(1 << 20) * (SIZE >> 20)
 PATH = "/var/tmp/bench"
 

@@ -4,7 +4,7 @@ import { randomBytes } from "node:crypto";
 import { createInterface } from "node:readline";
 import { Turnstone } from "./dist/index.js";
 
-const size = 64 << 20;
+const size = (64 << 20) / Number(process.env.TURNSTONE_BENCH_DIVISOR ?? 1);
 const content = Buffer.alloc(size, randomBytes(1 << 20));
 const path = "/var/tmp/bench";
 const client = new Turnstone();

@@ -41,7 +41,7 @@ func TestBounded(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	never := make(chan struct{})
 	defer close(never)
-	time.AfterFunc(time.Millisecond, cancel)
+	time.AfterFunc(time.Millisecond, cancel) //wait: any moment is right
 	_, err := bounded(ctx, func() (int, error) { <-never; return 1, nil })
 	if !errors.Is(err, context.Canceled) {
 		t.Error(err)

@@ -62,9 +62,9 @@ func (f *fake) answerUntil(ctx context.Context, done <-chan struct{}) error {
 	case failing:
 		return errFake
 	case slow:
-		wait = time.After(time.Second)
+		wait = time.After(time.Second) //wait: the bubble's clock: no other test has this mood
 	case prompt:
-		wait = time.After(time.Microsecond)
+		wait = time.After(time.Microsecond) //wait: an answer at once, in a bubble or not
 	}
 	select {
 	case <-wait:

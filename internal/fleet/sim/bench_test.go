@@ -3,6 +3,8 @@ package sim
 import (
 	"testing"
 	"time"
+
+	"turnstone.dev/turnstone/internal/bench/size"
 )
 
 // BenchmarkClaims is how many claims with all that belongs to them one processor simulates in a
@@ -10,7 +12,8 @@ import (
 func BenchmarkClaims(b *testing.B) {
 	claims, events := 0, 0
 	for b.Loop() {
-		c := big(1000, 20_000)
+		// With fewer nodes the pools take longer than a minute to settle.
+		c := big(max(100, size.OfProgram().Of(1000)), max(2000, size.OfProgram().Of(20_000)))
 		c.Every, c.Turns, c.Gone, c.Keep, c.Quiet = 0, 0, 0, 0, time.Minute
 		r, err := Run(c)
 		if err != nil {

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"turnstone.dev/turnstone/internal/testsize"
 )
 
 // scratchOptions are those of a sandbox's scratch disk (internal/driver/qemu/scratch.go).
@@ -196,8 +198,11 @@ func TestReadsWhatLinuxWrote(t *testing.T) {
 			if name == "ext3" {
 				ordinary(t, dir)
 			} else {
-				everything(t, dir, map[bool]int64{true: 5 << 30,
-					false: 300 << 20}[name == "scratch" && !testing.Short()])
+				sparse := int64(300 << 20)
+				if name == "scratch" && !testing.Short() {
+					sparse = testsize.Of(sparse, 5<<30)
+				}
+				everything(t, dir, sparse)
 			}
 			fragmented(t, dir)
 			crowded(t, join(dir, "crowd"), 3000)
@@ -256,14 +261,14 @@ func crowded(t testing.TB, dir string, n int) {
 	}
 }
 
-// A directory of 100,000 files, which Linux hashes.
+// A directory of so many files that Linux hashes it.
 func TestLargeDirectory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("makes 100,000 files")
 	}
 	image := mkfs(t, 2<<30, scratchOptions...)
 	dir := mount(t, image)
-	crowded(t, join(dir, "crowd"), 100_000)
+	crowded(t, join(dir, "crowd"), testsize.Of(30_000, 100_000))
 	want := hostLines(t, dir)
 	freeze(t, dir)
 	got, err := imageLines(t.Context(), open(t, image))

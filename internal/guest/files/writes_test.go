@@ -10,7 +10,7 @@ import (
 func TestWrites(t *testing.T) {
 	w := new(Writes)
 	mustDo(t, w.enter(t.Context()))
-	soon, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	soon, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond) //wait: it is meant to expire
 	defer cancel()
 	if err := w.Stop(soon); err == nil {
 		t.Error("stopped while one runs")
@@ -29,7 +29,7 @@ func TestWrites(t *testing.T) {
 	select {
 	case <-read:
 		t.Error("it goes on while the disk is frozen")
-	case <-time.After(30 * time.Millisecond):
+	case <-time.After(30 * time.Millisecond): //wait: longer only makes the check stricter
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()

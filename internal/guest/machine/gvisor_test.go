@@ -28,7 +28,7 @@ func TestPipes(t *testing.T) {
 		p, in, out := pipesOf(t, nonblock)
 		data := bytes.Repeat([]byte("data"), 200_000) // more than a pipe holds
 		go func() {
-			time.Sleep(20 * time.Millisecond)
+			time.Sleep(20 * time.Millisecond) //wait: the reader probably waits by then; the test holds if not
 			_, _ = in.Write(data)
 			_ = in.Close()
 		}()
@@ -65,7 +65,7 @@ func TestPipesWaitForTheHost(t *testing.T) {
 	select {
 	case s := <-read:
 		t.Fatalf("read %q of nobody", s)
-	case <-time.After(50 * time.Millisecond):
+	case <-time.After(50 * time.Millisecond): //wait: longer only makes the check stricter
 	}
 	var again [2]int // a restore replaces the pipe
 	mustDo(t, unix.Pipe2(again[:], unix.O_CLOEXEC))

@@ -128,7 +128,7 @@ func TestListenVsock(t *testing.T) {
 	select {
 	case err := <-ended:
 		t.Fatalf("nobody connects, and it ends: %v", err)
-	case <-time.After(20 * time.Millisecond):
+	case <-time.After(20 * time.Millisecond): //wait: longer only makes the check stricter
 	}
 	if err := l.Close(); err != nil {
 		t.Error(err)

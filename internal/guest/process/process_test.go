@@ -65,7 +65,7 @@ func TestLog(t *testing.T) {
 		if rapid.Bool().Draw(t, "ended first") {
 			l.end()
 		} else {
-			time.AfterFunc(time.Millisecond, l.end)
+			time.AfterFunc(time.Millisecond, l.end) //wait: any moment is right
 		}
 		var got []byte
 		limit := rapid.IntRange(1000, 2*chunkSize).Draw(t, "limit")
@@ -104,7 +104,7 @@ func TestLogWaits(t *testing.T) {
 	select {
 	case <-done:
 		t.Fatal("the writer did not wait")
-	case <-time.After(50 * time.Millisecond):
+	case <-time.After(50 * time.Millisecond): //wait: longer only makes the check stricter
 	}
 	if _, end := l.Range(); end > 6*chunkSize {
 		t.Errorf("%d bytes were written ahead of the reader", end)

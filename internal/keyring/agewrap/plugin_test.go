@@ -160,8 +160,14 @@ func TestPluginFails(t *testing.T) {
 func TestPluginHangs(t *testing.T) {
 	install(t)
 	w := identities(t, "hang", "")
-	for range maxRunning + 2 {
-		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	// On a busy machine a caller's time may end before its plugin starts: as many call as it takes, and two more.
+	for more, calls := 0, 0; more < 2; calls++ {
+		if n := len(w.run.slots); n == maxRunning {
+			more++
+		} else if calls == 300 {
+			t.Fatalf("%d plugins run after %d calls, want %d", n, calls, maxRunning)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond) //wait: it is meant to expire
 		_, err := w.Wrap(ctx, someID, marker)
 		cancel()
 		if turnstone.KindOf(err) != turnstone.KindTimeout || turnstone.HintOf(err) == "" ||

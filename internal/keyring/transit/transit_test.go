@@ -519,7 +519,7 @@ func TestImpatient(t *testing.T) {
 		return true
 	})
 	for range 10 {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond) //wait: it is meant to expire
 		_, err := w.Unwrap(ctx, keyring.ID{1}, one)
 		cancel()
 		if turnstone.KindOf(err) != turnstone.KindCanceled || !errors.Is(err, context.DeadlineExceeded) {

@@ -364,6 +364,7 @@ func (w *world) refused(t *testing.T) {
 
 // time lets the time of two Sandboxes end.
 func (w *world) time(t *testing.T) {
+	//wait: it may be over before the objects are there
 	soon, remove := metav1.NewTime(time.Now().Add(2*time.Second)), sandboxv1.ShutdownPolicyDelete
 	keep, gone := sandbox("keep"), sandbox("go")
 	keep.Spec.ShutdownTime, gone.Spec.ShutdownTime, gone.Spec.ShutdownPolicy = &soon, &soon, &remove

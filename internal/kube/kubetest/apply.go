@@ -137,7 +137,7 @@ func established(ctx context.Context, from client.Client, n client.ObjectKey) er
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("%s is not served: %w", n.Name, ctx.Err())
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(20 * time.Millisecond): //wait: the loop polls
 		}
 	}
 }

@@ -139,7 +139,7 @@ func (c *Cluster) StartAPIServer(ctx context.Context) error {
 			return fmt.Errorf("kube-apiserver has ended:\n%s\netcd:\n%s", c.api.log(), c.etcd.log())
 		case <-ctx.Done():
 			return fmt.Errorf("kube-apiserver is not ready: %w\n%s", err, c.api.log())
-		case <-time.After(50 * time.Millisecond):
+		case <-time.After(50 * time.Millisecond): //wait: the loop polls
 		}
 	}
 }
@@ -246,7 +246,7 @@ func (p *program) end() {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-p.done:
-	case <-time.After(endTime):
+	case <-time.After(endTime): //wait: a program that is killed has stored what it has answered
 		_ = p.cmd.Process.Kill()
 		<-p.done
 	}

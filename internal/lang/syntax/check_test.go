@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/testsize"
 )
 
 func needBash(t *testing.T) string {
@@ -152,7 +153,7 @@ func TestCheckRunsNothing(t *testing.T) {
 
 // TestCorpus parses the shell scripts of this machine. A script that bash accepts must be accepted.
 func TestCorpus(t *testing.T) {
-	scripts := realScripts(2000)
+	scripts := realScripts(testsize.Of(400, 2000))
 	if len(scripts) < 50 {
 		t.Skipf("only %d shell scripts on this machine", len(scripts))
 	}

@@ -397,7 +397,7 @@ func TestLateGreetingIsLookedAt(t *testing.T) {
 	w.host.Listen("198.51.100.1:443", networktest.Echo)
 	c := w.mustDial("198.51.100.1:443")
 	defer c.Close()
-	time.Sleep(interceptWait + 300*time.Millisecond)
+	time.Sleep(interceptWait + 300*time.Millisecond) //wait: a greeting that is not late is checked, too
 	_, _ = c.Write(networktest.ClientHello(t, "bad.example"))
 	if _, err := c.Read(make([]byte, 1)); err == nil || !strings.Contains(err.Error(), "reset") {
 		t.Fatal(err)

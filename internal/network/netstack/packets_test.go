@@ -100,7 +100,7 @@ func FuzzPackets(f *testing.F) {
 	host := networktest.NewHost(f)
 	host.Name("good.example", "198.51.100.1")
 	host.Listen("198.51.100.1:80", func(c net.Conn) {
-		_ = c.SetDeadline(time.Now().Add(time.Second))
+		_ = c.SetDeadline(time.Now().Add(time.Second)) //wait: it ends what a guest leaves open; no check needs it
 		_, _ = io.CopyN(c, c, 1<<20)
 		_ = c.Close()
 	})

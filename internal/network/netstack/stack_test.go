@@ -76,7 +76,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 		d := w.mustDial("10.0.2.3:53")
 		defer d.Close()
 		go func() { _, _ = w.stack.DialGuest(context.Background(), 1) }()
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(100 * time.Millisecond) //wait: any moment is right
 		start := time.Now()
 		if err := errors.Join(w.stack.Close(), w.stack.Close()); err != nil {
 			t.Fatal(err)
@@ -120,7 +120,7 @@ func TestNeverServed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) //wait: it is meant to expire
 		if _, err := s.DialGuest(ctx, 80); turnstone.KindOf(err) != turnstone.KindCanceled {
 			t.Fatal(err)
 		}
@@ -367,7 +367,7 @@ func TestManyAtOnce(t *testing.T) {
 // alone.
 func readUDP(c *gonet.UDPConn, b []byte) (n int, err error) {
 	for range 6000 {
-		_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+		_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond)) //wait: the loop polls
 		var timeout net.Error
 		if n, err = c.Read(b); err == nil || !errors.As(err, &timeout) || !timeout.Timeout() {
 			return n, err

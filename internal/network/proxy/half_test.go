@@ -18,7 +18,7 @@ import (
 func TestHalfClosed(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		_, _ = io.Copy(io.Discard, req.Body)
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond) //wait: a slower answer is as good
 		fmt.Fprint(w, "slow answer")
 	}))
 	t.Cleanup(s.Close)

@@ -76,6 +76,7 @@ func FuzzRecording(f *testing.F) {
 			}
 			guest, ours := net.Pipe()
 			go func() {
+				//wait: it ends what a player leaves open; no check needs it
 				_ = guest.SetDeadline(time.Now().Add(time.Second))
 				go func() { _, _ = io.Copy(io.Discard, guest) }()
 				_, _ = guest.Write(said)

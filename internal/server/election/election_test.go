@@ -56,7 +56,7 @@ func (d *database) Take(ctx context.Context, holder, address string, life time.D
 		return t, false, nil
 	}
 	d.now = records.Term{Fence: d.now.Fence + 1, Holder: holder, Address: address}
-	d.until = time.Now().Add(life)
+	d.until = time.Now().Add(life) //wait: the bubble's clock
 	return d.now, true, nil
 }
 
@@ -67,7 +67,7 @@ func (d *database) Renew(ctx context.Context, fence int64, life time.Duration) (
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.now.Fence == fence {
-		d.until = time.Now().Add(life)
+		d.until = time.Now().Add(life) //wait: the bubble's clock
 	}
 	return d.now.Fence == fence, nil
 }

@@ -248,7 +248,7 @@ func TestIdleChannel(t *testing.T) {
 		select {
 		case <-stop:
 			ended = true
-		case <-time.After(20 * time.Millisecond):
+		case <-time.After(20 * time.Millisecond): //wait: the loop polls
 		}
 		before := pinged
 		pinged = time.Now()

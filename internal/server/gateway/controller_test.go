@@ -233,7 +233,7 @@ type lastRead struct {
 
 func (l lastRead) Read([]byte) (int, error) {
 	l.cancel()
-	time.Sleep(50 * time.Millisecond) // whoever does not wait for the read answers meanwhile
+	time.Sleep(50 * time.Millisecond) //wait: whoever does not wait for the read answers meanwhile
 	return 0, l.err
 }
 

@@ -372,7 +372,7 @@ func (w *world) until(env []string, args ...string) string {
 		select {
 		case <-ctx.Done():
 			w.t.Fatalf("turn %s: %v", args[0], err)
-		case <-time.After(200 * time.Millisecond):
+		case <-time.After(200 * time.Millisecond): //wait: the loop polls
 		}
 	}
 }
@@ -527,7 +527,7 @@ func (w *world) searching(m *markers, processes ...*exec.Cmd) (end func()) {
 			select {
 			case <-stop:
 				return
-			case <-time.After(50 * time.Millisecond):
+			case <-time.After(50 * time.Millisecond): //wait: a pause of a loop
 			}
 		}
 	}()

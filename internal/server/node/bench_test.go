@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/bench/size"
 	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/server/relay"
 )
@@ -20,17 +21,17 @@ import (
 // BenchmarkCarry sends 1 GiB through a relay, and through a channel through the same relay. All ends
 // are in this process: one goroutine writes, one reads, two relay.
 func BenchmarkCarry(b *testing.B) {
-	const size = 1 << 30
+	bytes := size.OfProgram().Of(1 << 30)
 	for _, name := range []string{"plain", "channel"} {
 		b.Run(name, func(b *testing.B) {
-			b.SetBytes(size)
+			b.SetBytes(int64(bytes))
 			before := cpuTime()
 			for b.Loop() {
-				if err := carry(b.Context(), name == "channel", size); err != nil {
+				if err := carry(b.Context(), name == "channel", int64(bytes)); err != nil {
 					b.Fatal(err)
 				}
 			}
-			b.ReportMetric((cpuTime()-before).Seconds()/(float64(b.N)*size/1e9), "cpu-s/GB")
+			b.ReportMetric((cpuTime()-before).Seconds()/(float64(b.N)*float64(bytes)/1e9), "cpu-s/GB")
 		})
 	}
 }

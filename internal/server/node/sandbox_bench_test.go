@@ -15,6 +15,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	"turnstone.dev/turnstone/internal/bench/size"
 	"turnstone.dev/turnstone/internal/channel"
 	"turnstone.dev/turnstone/internal/channel/attest"
 	"turnstone.dev/turnstone/internal/proof/key"
@@ -160,7 +161,7 @@ func (b bothWays) local(ctx context.Context) (*wire.Client, error) {
 // a channel in them, alternately: how fast 64 MiB of output and of input are. For how long a process
 // takes, it compares the channel with the local socket. The metrics are medians.
 func BenchmarkSandbox(b *testing.B) {
-	const size = 64 << 20
+	bytes := size.OfProgram().Of(64 << 20)
 	w := newBothWays(b)
 	run := func(c *wire.Client, in io.Reader, argv ...string) error {
 		e, err := c.Start(b.Context(), wire.ProcessStartParams{Argv: argv}, wire.Stdio{In: in})
@@ -174,10 +175,10 @@ func BenchmarkSandbox(b *testing.B) {
 		run  func(*wire.Client) error
 	}{
 		{"output", func(c *wire.Client) error {
-			return run(c, nil, "head", "-c", fmt.Sprint(size), "/dev/zero")
+			return run(c, nil, "head", "-c", fmt.Sprint(bytes), "/dev/zero")
 		}},
 		{"input", func(c *wire.Client) error {
-			return run(c, io.LimitReader(zeros{}, size), "sh", "-c", "cat >/dev/null")
+			return run(c, io.LimitReader(zeros{}, int64(bytes)), "sh", "-c", "cat >/dev/null")
 		}},
 		{"process", func(c *wire.Client) error { return run(c, nil, "true") }},
 	} {
@@ -213,11 +214,11 @@ func BenchmarkSandbox(b *testing.B) {
 				b.ReportMetric(sealed*1e3, "channel-ms")
 				return
 			}
-			b.ReportMetric(size/1e6/plain, "plain-MB/s")
-			b.ReportMetric(size/1e6/sealed, "channel-MB/s")
+			b.ReportMetric(float64(bytes)/1e6/plain, "plain-MB/s")
+			b.ReportMetric(float64(bytes)/1e6/sealed, "channel-MB/s")
 			b.ReportMetric(plain/sealed, "channel:plain")
-			b.ReportMetric(median(cpu[0])/size*1e9, "plain-cpu-s/GB")
-			b.ReportMetric(median(cpu[1])/size*1e9, "channel-cpu-s/GB")
+			b.ReportMetric(median(cpu[0])/float64(bytes)*1e9, "plain-cpu-s/GB")
+			b.ReportMetric(median(cpu[1])/float64(bytes)*1e9, "channel-cpu-s/GB")
 		})
 	}
 }

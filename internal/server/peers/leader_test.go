@@ -102,7 +102,7 @@ func TestLeader(t *testing.T) {
 	}
 
 	// none leads
-	short, end := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	short, end := context.WithTimeout(t.Context(), 10*time.Millisecond) //wait: it is meant to expire
 	r, err := http.NewRequestWithContext(short, http.MethodGet, "http://controller/name", nil)
 	check(t, err)
 	if _, err := c.Do(r); err == nil {

@@ -134,7 +134,7 @@ func idle(b *testing.B, relays int, pair func(testing.TB) (relay, peer net.Conn)
 			}
 		}
 	}
-	time.Sleep(2 * linger)
+	time.Sleep(2 * linger) //wait: the relays return their buffers after linger; nothing is asserted
 	grown := memory() - before
 	grown -= strip(all) - unused // what the peers' TLS has grown by
 	for _, e := range all {

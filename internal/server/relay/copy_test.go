@@ -231,7 +231,9 @@ func TestEnds(t *testing.T) {
 		"both are silent": {Options{Idle: 50 * time.Millisecond}, nil,
 			Neither, Silent, turnstone.KindTimeout},
 		"silent after one side's end": {Options{Idle: 50 * time.Millisecond},
-			func(t *testing.T, r *running, _ context.CancelFunc) { closeWrite(t, r.client) },
+			func(_ *testing.T, r *running, _ context.CancelFunc) { // on a busy machine the relay may have ended
+				_ = r.client.(*net.TCPConn).CloseWrite()
+			},
 			Neither, Silent, turnstone.KindTimeout},
 		"the time is over": {Options{Time: 50 * time.Millisecond, Idle: time.Hour},
 			func(_ *testing.T, r *running, _ context.CancelFunc) {
@@ -249,7 +251,7 @@ func TestEnds(t *testing.T) {
 		}, Neither, Canceled, turnstone.KindCanceled},
 		"canceled while a side does not read": {Options{Write: time.Hour},
 			func(_ *testing.T, r *running, cancel context.CancelFunc) {
-				time.AfterFunc(20*time.Millisecond, cancel)
+				time.AfterFunc(20*time.Millisecond, cancel) //wait: any moment is right
 				fill(r.client)
 			}, Neither, Canceled, turnstone.KindCanceled},
 	} {
@@ -337,7 +339,7 @@ func TestBackPressure(t *testing.T) {
 	}
 	end := make(chan struct{})
 	go func() { defer close(end); _, _ = Copy(t.Context(), a, b, Options{}) }()
-	_ = client.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+	_ = client.SetWriteDeadline(time.Now().Add(200 * time.Millisecond)) //wait: a slower writer sends less
 	took := 0
 	for p := make([]byte, 1024); ; {
 		n, err := client.Write(p)

@@ -412,7 +412,7 @@ func TestDrain(t *testing.T) {
 		answered <- text
 	}()
 	<-s.began
-	short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	short, cancel := context.WithTimeout(t.Context(), time.Millisecond) //wait: it is meant to expire
 	defer cancel()
 	if err := s.service.Drain(short); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a turn runs: %v", err)

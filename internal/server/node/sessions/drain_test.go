@@ -43,7 +43,7 @@ func TestDrain(t *testing.T) {
 		ended <- err
 	}()
 	<-x.began
-	short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	short, cancel := context.WithTimeout(t.Context(), time.Millisecond) //wait: it is meant to expire
 	defer cancel()
 	if err := service.Drain(short); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a replay runs: %v", err)

@@ -19,7 +19,7 @@ func TestDrain(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-x.first
-	short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	short, cancel := context.WithTimeout(t.Context(), time.Millisecond) //wait: it is meant to expire
 	defer cancel()
 	if err := s.Drain(short); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a turn runs: %v", err)

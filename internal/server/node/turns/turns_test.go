@@ -320,7 +320,7 @@ func TestWhileStarted(t *testing.T) {
 	select {
 	case err := <-attached:
 		t.Fatalf("attached while the turn was being started: %v", err)
-	case <-time.After(20 * time.Millisecond): // it is early here at worst, and the test passes
+	case <-time.After(20 * time.Millisecond): //wait: longer only makes the check stricter
 	}
 	// the command goes on, before or after who waits for it
 	if _, err := io.WriteString(document, source); err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/server/records"
+	"turnstone.dev/turnstone/internal/testsize"
 )
 
 // A call is one call of a worker, and its answer.
@@ -25,6 +26,7 @@ type call struct {
 // testConcurrent makes random calls of several workers at once. Whatever their order was, each key
 // made one object, and the events that succeeded of an object are a walk through its table.
 func testConcurrent(t *testing.T, f *fixture) {
+	testsize.Checks(t, 40)
 	round := 0
 	some := []records.Event{records.Configured, records.CommandStarted, records.CommandsEnded,
 		records.StopRequested, records.MachineDied}

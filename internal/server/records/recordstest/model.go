@@ -10,6 +10,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/server/records"
+	"turnstone.dev/turnstone/internal/testsize"
 )
 
 // A model is what a store should have, in plain maps.
@@ -37,6 +38,7 @@ type modelKey struct {
 // testModel makes random calls at random times, and compares each answer, and in the end all
 // objects, with the model's.
 func testModel(t *testing.T, open Open) {
+	testsize.Checks(t, 40)
 	rapid.Check(t, func(r *rapid.T) {
 		c := NewClock()
 		s := open(t, c)

@@ -243,7 +243,7 @@ func testPrune(t *testing.T, f *fixture) {
 	token := records.Token{ID: "t", Tenant: "a", Key: "k", Issued: f.Now(),
 		Expires: f.Now().Add(day)}
 	span := records.Usage{Tenant: "a", Kind: records.Turn, Object: "x", Node: "n", From: f.Now(),
-		To: f.Now().Add(time.Second), CPUs: 1}
+		To: f.Now().Add(time.Second), CPUs: 1} //wait: the end of a stored span
 	if err := f.PutToken(t.Context(), token); err != nil {
 		t.Fatal(err)
 	}

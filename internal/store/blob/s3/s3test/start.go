@@ -125,7 +125,7 @@ func (s *Started) answers() error {
 		if err == nil {
 			return c.Close()
 		}
-		if time.Since(start) > 20*time.Second {
+		if time.Since(start) > 2*time.Minute {
 			return fmt.Errorf("the server does not answer: %w", err)
 		}
 	}
