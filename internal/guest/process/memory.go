@@ -22,6 +22,9 @@ const (
 	// for at most that time.
 	settleTime   = 10 * time.Second
 	settleGrowth = 16 << 20 // bytes
+	// The kernel counts late: gVisor scans for pages that processes have committed, and throttles its scans. What
+	// the use grows in this time after the end of a process may still be that process's.
+	countLag = time.Second
 )
 
 // EnforceMemory enforces the groups' memory limit on a kernel that only counts memory, such as
@@ -74,9 +77,12 @@ func (g *Groups) memoryUsed() (int64, error) {
 // settle waits until the memory of a killed process, which had at least freed bytes, is free again.
 // It returns early if that is not enough, or if other processes use more and more.
 func (g *Groups) settle(before, freed int64) {
-	deadline := time.Now().Add(settleTime)
-	for ; time.Now().Before(deadline); time.Sleep(leastPause) {
+	began := time.Now()
+	for ; time.Since(began) < settleTime; time.Sleep(leastPause) {
 		used, err := g.memoryUsed()
+		if time.Since(began) < countLag {
+			before = max(before, used)
+		}
 		if err != nil || used <= g.memoryMax.Load() || used <= before-freed ||
 			used > before+settleGrowth {
 			return

@@ -107,18 +107,28 @@ func TestEnforceMemory(t *testing.T) {
 func TestSettle(t *testing.T) {
 	const before, limit, freed = 600 << 20, 500 << 20, 50 << 20
 	for name, c := range map[string]struct {
+		soon int64 // the use after half a second, when the kernel may have counted late; 0: as before
 		then int64 // the use after five seconds
 		want time.Duration
 	}{
-		"released late":    {then: limit, want: 5 * time.Second},
-		"not enough":       {then: before - freed, want: 5 * time.Second},
-		"others grow":      {then: before + settleGrowth + 1, want: 5 * time.Second},
-		"never released":   {then: before, want: settleTime},
-		"released in part": {then: before - freed + 1, want: settleTime},
+		"counted late":              {soon: before + 100<<20, then: before + 100<<20, want: settleTime},
+		"counted late, others grow": {soon: before + 100<<20, then: before + 100<<20 + settleGrowth + 1, want: 5 * time.Second},
+		"released late":             {then: limit, want: 5 * time.Second},
+		"not enough":                {then: before - freed, want: 5 * time.Second},
+		"others grow":               {then: before + settleGrowth + 1, want: 5 * time.Second},
+		"never released":            {then: before, want: settleTime},
+		"released in part":          {then: before - freed + 1, want: settleTime},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g, _ := fakeGroups(t, before, limit)
 			synctest.Test(t, func(t *testing.T) {
+				if c.soon > 0 {
+					time.AfterFunc(time.Second/2, func() {
+						if err := setUse(g, c.soon); err != nil {
+							t.Error(err)
+						}
+					})
+				}
 				time.AfterFunc(5*time.Second, func() {
 					if err := setUse(g, c.then); err != nil {
 						t.Error(err)
