@@ -23,6 +23,7 @@ import (
 	"turnstone.dev/turnstone/internal/pg/pgtest"
 	homepkg "turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/store/blob/s3/s3test"
+	"turnstone.dev/turnstone/internal/testsize"
 	"turnstone.dev/turnstone/internal/turntest"
 )
 
@@ -107,7 +108,7 @@ func TestMachineScript(t *testing.T) {
 // condition adds conditions to those of scripts. "mounts": a separate mount namespace, with a tmpfs
 // in it, is available; this requires root, and not every container allows it. "gvisor": sandboxes
 // start in gVisor; the shared home remembers the result. "testkernel": guests boot a kernel for
-// tests, under KVM. "go": programs can be built.
+// tests, under KVM. "go": programs can be built. "full": the run is a full one (package testsize).
 func condition(shared string) func(name string) (bool, error) {
 	return func(name string) (bool, error) { return holds(shared, name) }
 }
@@ -127,6 +128,8 @@ func holds(shared, name string) (bool, error) {
 		return err == nil, nil
 	case "testkernel":
 		return os.Getenv("TURN_TEST_KVM") != "", nil
+	case "full":
+		return testsize.Full(), nil
 	case "pypi":
 		return reachable("https://pypi.org/simple/pandas/"), nil
 	case "mounts":

@@ -6,7 +6,7 @@ import (
 	"turnstone.dev/turnstone"
 )
 
-// TestMachineCorpusSeeded runs the corpus three times, two of them on a busy host.
+// TestMachineCorpusSeeded runs the corpus twice on a busy host, and in a full run once more on a quiet one.
 func TestMachineCorpusSeeded(t *testing.T) {
 	r := newRunner(t, turnstone.TierSeeded)
 	for _, g := range groups(t) {

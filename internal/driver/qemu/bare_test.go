@@ -9,10 +9,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
+	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/bench/size"
 	"turnstone.dev/turnstone/internal/driver/host"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/substrate"
@@ -74,17 +75,17 @@ func bareChannel(h *statedir.Dir) error {
 		MachineID: "0123456789abcdef0123456789abcdef"}); err != nil {
 		return err
 	}
-	began := time.Now()
+	began, bytes := time.Now(), size.OfProgram().Of(bareSize)
 	read := make(chan int64, 1)
 	go func() {
 		n, _ := io.CopyBuffer(struct{ io.Writer }{io.Discard},
-			struct{ io.Reader }{io.LimitReader(port, bareSize)}, make([]byte, 256<<10))
+			struct{ io.Reader }{io.LimitReader(port, int64(bytes))}, make([]byte, 256<<10))
 		read <- n
 	}()
 	script := fmt.Sprintf(
 		`set -eo pipefail; for p in /sys/class/virtio-ports/*; do if [ $(cat $p/name) = bare ]; `+
 			`then mknod /tmp/port c $(tr : ' ' < $p/dev); fi; done; `+
-			`head -c %d /dev/zero | cat > /tmp/port`, bareSize)
+			`head -c %d /dev/zero | cat > /tmp/port`, bytes)
 	var said strings.Builder
 	end, err := c.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", script}},
 		wire.Stdio{Out: &said, Err: &said})
@@ -99,19 +100,14 @@ func bareChannel(h *statedir.Dir) error {
 // bootWithPort boots the newest snapshot's machine with an additional port.
 func bootWithPort(ctx context.Context, h *statedir.Dir, man manifest,
 	socket string) (*machine, error) {
-	var m substrate.Machine
-	initramfs, _ := filepath.Glob(h.Path("kernel", "initramfs-*.cpio"))
-	kernels, _ := filepath.Glob(h.Path("kernel", "*", "vmlinux"))
-	if len(initramfs) == 0 || len(kernels) == 0 {
-		return nil, errors.New("there is no kernel to boot")
+	m := substrate.Machine{Root: os.Getenv("TURNSTONE_BENCH_ROOT"), Shape: man.Identity.Shape}
+	var err error
+	if m.Initramfs, err = withDigest(h.Path("kernel", "initramfs-*.cpio"), man.Identity.Init); err != nil {
+		return nil, err
 	}
-	slices.SortFunc(initramfs, func(a, b string) int {
-		x, _ := os.Stat(a)
-		y, _ := os.Stat(b)
-		return y.ModTime().Compare(x.ModTime())
-	})
-	m.Kernel, m.Initramfs, m.Root, m.Shape = kernels[0], initramfs[0],
-		os.Getenv("TURNSTONE_BENCH_ROOT"), man.Identity.Shape
+	if m.Kernel, err = withDigest(h.Path("kernel", "*", "vmlinux*"), man.Identity.Kernel); err != nil {
+		return nil, err
+	}
 	// the port is at a path of the host
 	s := &Substrate{home: h, accel: man.Identity.Accel, wall: Jail{Wall: open}}
 	binary, err := host.FindSystem(binaryName)
@@ -123,4 +119,25 @@ func bootWithPort(ctx context.Context, h *statedir.Dir, man manifest,
 		"-device", "virtio-serial-pci,id=bare",
 		"-device", "virtserialport,bus=bare.0,chardev=bare,name=bare"}
 	return s.bootFresh(ctx, m)
+}
+
+// withDigest returns the file that matches a pattern and has a digest. A state directory has files of several kernels
+// and agents.
+func withDigest(pattern string, want turnstone.Digest) (string, error) {
+	paths, err := filepath.Glob(pattern)
+	if err != nil {
+		return "", err
+	}
+	for _, path := range paths {
+		f, err := os.Open(path)
+		if err != nil {
+			return "", err
+		}
+		got, err := turnstone.DigestReader(f)
+		_ = f.Close()
+		if err == nil && got == want {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("no file %s has the digest %s", pattern, want)
 }
