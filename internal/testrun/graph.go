@@ -137,6 +137,9 @@ func (g graph) owners(files []string) []string {
 		case dir == "runsc": // the program that the driver runs
 			found["internal/driver/gvisor"] = true
 			continue
+		case dir == "packaging" && g["packaging/image"] != nil: // its tests read the manifests
+			found["packaging/image"] = true
+			continue
 		case dir == "shim":
 			continue // a module of its own
 		}

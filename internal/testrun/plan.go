@@ -69,9 +69,10 @@ func (s *settings) test() [][]part {
 }
 
 // again runs tests in other ways: under the race detector, under KVM, on QEMU without it, as an ordinary user, and
-// in a full run sweeps to their end. Of a change it runs the tests of the packages that it reaches.
+// sweeps to their end. Of a change it runs the tests of the packages that it reaches, and the sweeps of those that it
+// changes.
 func (s *settings) again(ctx context.Context) ([][]part, error) {
-	names := s.tested()
+	names, sweeps := s.tested(), s.sweeps()
 	if !s.full {
 		changed, err := s.graph.changed(ctx, s.root, s.base)
 		if err != nil {
@@ -79,6 +80,7 @@ func (s *settings) again(ctx context.Context) ([][]part, error) {
 		}
 		reached := s.graph.reached(changed)
 		names = slices.DeleteFunc(names, func(n string) bool { return !reached[n] })
+		sweeps = slices.DeleteFunc(sweeps, func(n string) bool { return !slices.Contains(changed, n) })
 	}
 	race, err := s.race(names)
 	if err != nil {
@@ -88,12 +90,19 @@ func (s *settings) again(ctx context.Context) ([][]part, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.full {
-		long := s.goTest("sweeps", s.sweeps(), "-p", strconv.Itoa(s.cpus), "-skip", apart)
+	if len(sweeps) > 0 {
+		long := s.goTest("sweeps", sweeps, "-p", strconv.Itoa(s.cpus), "-skip", apart)
 		long.env = append(long.env, "TURN_TEST_FULL=1")
+		race = append(race, long)
+	}
+	if s.full {
+		scripts := s.goTest("scripts, full", []string{"cmd/turn"}, "-run", "^"+machineScript+"$/^(network-pandas)$")
+		scripts.env = append(scripts.env, "TURN_TEST_FULL=1")
+		corpus := s.goTest("corpus, full", []string{"internal/bench/corpus"}, "-run", "^TestMachineCorpus")
+		corpus.env = append(corpus.env, "TURN_TEST_FULL=1")
 		soak := s.goTest("soak", []string{"cmd/turn"}, "-run", "^TestSoak$")
 		soak.env = append(soak.env, "TURN_SOAK_FOR=5m")
-		race = append(race, long, soak, part{name: "clients built", argv: []string{"scripts/cross", "--build"}})
+		race = append(race, scripts, corpus, soak, part{name: "clients built", argv: []string{"scripts/cross", "--build"}})
 	}
 	return [][]part{race, others}, nil
 }
@@ -212,7 +221,7 @@ func (s *settings) tested() []string {
 
 // sweeps returns the packages whose tests sweep.
 func (s *settings) sweeps() []string {
-	return slices.DeleteFunc(s.tested(), func(n string) bool {
+	return slices.DeleteFunc(append(s.tested(), s.kubernetes()...), func(n string) bool {
 		return !slices.Contains(slices.Concat(s.graph[n].TestImports, s.graph[n].XTestImports), module+"/internal/testsize")
 	})
 }

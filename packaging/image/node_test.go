@@ -16,6 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"turnstone.dev/turnstone/internal/template/debian"
+	"turnstone.dev/turnstone/internal/testsize"
 )
 
 // mapped is the host's number of a pod's user 0, as a kubelet maps users of a pod with hostUsers: false.
@@ -63,6 +64,9 @@ func nodePod(t *testing.T) pod {
 func TestNodeInAPod(t *testing.T) {
 	if testing.Short() || os.Geteuid() != 0 {
 		t.Skip("needs root, and the network")
+	}
+	if !testsize.Full() {
+		t.Skip("a full run builds the image's root, and in the pod a template")
 	}
 	if _, err := exec.LookPath("runc"); err != nil {
 		t.Skip("no runc: scripts/setup tests installs it")
