@@ -17,12 +17,12 @@ import (
 // loops is how many processors' worth of work runs beside the tests of a busy run.
 const loops = 3
 
-// A tally counts how often packages have passed on a busy machine. It is kept in a file, so that a run goes on
+// A tally counts how often units have passed on a busy machine. It is kept in a file, so that a run goes on
 // where the last one was stopped.
 type tally struct {
 	path   string
-	Passed map[string]int      // by package, since its last failure
-	Failed map[string][]string // by package, the tests that failed
+	Passed map[string]int      // by unit, since its last failure
+	Failed map[string][]string // by unit, the tests that failed
 }
 
 func openTally(path string) (*tally, error) {
@@ -40,13 +40,13 @@ func openTally(path string) (*tally, error) {
 	return t, nil
 }
 
-// note counts the end of a package's tests.
-func (t *tally) note(pkg string, failed []string) error {
+// note counts the end of a unit's tests.
+func (t *tally) note(name string, failed []string) error {
 	if len(failed) > 0 {
-		t.Passed[pkg] = 0
-		t.Failed[pkg] = append(t.Failed[pkg], failed...)
+		t.Passed[name] = 0
+		t.Failed[name] = append(t.Failed[name], failed...)
 	} else {
-		t.Passed[pkg]++
+		t.Passed[name]++
 	}
 	text, err := json.MarshalIndent(t, "", "\t")
 	if err != nil {
@@ -59,10 +59,15 @@ func (t *tally) note(pkg string, failed []string) error {
 	return os.Rename(tmp, t.path)
 }
 
-// missing returns the packages that have passed less often than n times.
-func (t *tally) missing(names []string, n int) []string {
-	return slices.DeleteFunc(slices.Clone(names), func(name string) bool { return t.Passed[name] >= n })
+// missing returns the units that have passed less often than n times.
+func (t *tally) missing(units []unit, n int) []unit {
+	return slices.DeleteFunc(slices.Clone(units), func(u unit) bool { return t.Passed[u.String()] >= n })
 }
+
+// A unit is what a busy run counts: a package, or some of its tests.
+type unit struct{ pkg, tests string }
+
+func (u unit) String() string { return strings.TrimSpace(u.pkg + " " + u.tests) }
 
 // makeBusy keeps the machine busy until the result is called: loops processors compute, and a file is written to the
 // disk again and again.
@@ -109,10 +114,9 @@ func write(path string, block []byte) {
 	_ = f.Close()
 }
 
-// busy runs packages until each has passed n times on a busy machine, and reports whether all have.
-func (s *settings) busy(ctx context.Context, r *runner, packages []string, n int) (bool, error) {
-	path := filepath.Join(filepath.Dir(r.stamps), "busy.json")
-	t, err := openTally(path)
+// busy runs tests until each unit has passed n times on a busy machine, and reports whether all have.
+func (s *settings) busy(ctx context.Context, r *runner, units []unit, n int) (bool, error) {
+	t, err := openTally(filepath.Join(filepath.Dir(r.stamps), "busy.json"))
 	if err != nil {
 		return false, err
 	}
@@ -124,24 +128,62 @@ func (s *settings) busy(ctx context.Context, r *runner, packages []string, n int
 	defer makeBusy(dir)()
 	failed := map[string]bool{}
 	for round := 1; ctx.Err() == nil; round++ {
-		left := slices.DeleteFunc(t.missing(packages, n), func(name string) bool { return failed[name] })
+		left := slices.DeleteFunc(t.missing(units, n), func(u unit) bool { return failed[u.String()] })
 		if len(left) == 0 {
 			break
 		}
-		r.print(fmt.Sprintf("== busy, round %d: %d packages have passed less than %d times", round, len(left), n))
-		p := s.goTest("busy", left, "-count=1", "-p", "2")
-		p.ended = func(pkg string, tests []string) error {
-			failed[pkg] = failed[pkg] || len(tests) > 0
-			return t.note(pkg, tests)
-		}
-		r.run(ctx, [][]part{{p}})
+		r.print(fmt.Sprintf("== busy, round %d: %d of %d have passed less than %d times", round, len(left), len(units), n))
+		r.run(ctx, [][]part{s.round(left, func(name string, tests []string) error {
+			failed[name] = failed[name] || len(tests) > 0
+			return t.note(name, tests)
+		})})
 	}
+	r.print(t.report(units, n))
+	return len(t.missing(units, n)) == 0, ctx.Err()
+}
+
+// units returns those that are named: packages, or "known" for the tests that have failed on a busy machine; without
+// a name, all.
+func (s *settings) units(names []string) (all []unit) {
+	if len(names) == 0 {
+		names = append([]string{"known"}, append(s.tested(), s.kubernetes()...)...)
+	}
+	for _, n := range names {
+		if n == "known" {
+			all = append(all, known()...)
+		} else {
+			all = append(all, unit{pkg: n})
+		}
+	}
+	return all
+}
+
+// round runs each unit once: those that are some tests of a package one after another, then whole packages.
+func (s *settings) round(units []unit, ended func(name string, failed []string) error) (parts []part) {
+	var whole []string
+	for _, u := range units {
+		if u.tests == "" {
+			whole = append(whole, u.pkg)
+			continue
+		}
+		p := s.goTest("busy "+u.pkg, []string{u.pkg}, "-count=1", "-run", u.tests)
+		p.ended = func(_ string, failed []string) error { return ended(u.String(), failed) }
+		parts = append(parts, p)
+	}
+	if len(whole) > 0 {
+		p := s.goTest("busy packages", whole, "-count=1", "-p", "2", "-timeout=3h")
+		p.ended = ended
+		parts = append(parts, p)
+	}
+	return parts
+}
+
+func (t *tally) report(units []unit, n int) string {
 	var text strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(t.Failed)) {
 		fmt.Fprintf(&text, "%s failed: %s; it has passed %d times since\n", name, strings.Join(t.Failed[name], ", "), t.Passed[name])
 	}
-	fmt.Fprintf(&text, "%d of %d packages have passed %d times on a busy machine (%s)\n",
-		len(packages)-len(t.missing(packages, n)), len(packages), n, path)
-	r.print(text.String())
-	return len(t.missing(packages, n)) == 0, ctx.Err()
+	fmt.Fprintf(&text, "%d of %d have passed %d times on a busy machine (%s)\n", len(units)-len(t.missing(units, n)), len(units), n,
+		t.path)
+	return text.String()
 }

@@ -102,6 +102,10 @@ func (s *suite) take(e event) {
 		s.running[e.Package] = p
 	}
 	switch e.Action {
+	case "pause": // it waits for its turn
+		delete(p.open, e.Test)
+	case "cont":
+		p.open[e.Test] = true
 	case "run":
 		p.open[e.Test] = true
 		if i := strings.LastIndexByte(e.Test, '/'); i > 0 {

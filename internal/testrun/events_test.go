@@ -110,6 +110,8 @@ go: a line that is no event
 func TestProgress(t *testing.T) {
 	s, _ := read(t, `{"Action":"run","Package":"turnstone.dev/turnstone/internal/a","Test":"TestX"}
 {"Action":"run","Package":"turnstone.dev/turnstone/internal/a","Test":"TestX/one"}
+{"Action":"run","Package":"turnstone.dev/turnstone/internal/a","Test":"TestX/two"}
+{"Action":"pause","Package":"turnstone.dev/turnstone/internal/a","Test":"TestX/two"}
 `)
 	p := &part{name: "packages", total: 7}
 	if got := s.progress(p); got != "packages 0 of 7 (TestX/one)" {

@@ -90,6 +90,11 @@ func TestStarts(t *testing.T) {
 			t.Errorf("%s has no tests", name)
 		}
 	}
+	for _, u := range known() {
+		if g[u.pkg] == nil {
+			t.Errorf("there is no package %s", u.pkg)
+		}
+	}
 	for _, tag := range tags {
 		if _, _, err := g.tagged("../..", tag); err != nil {
 			t.Error(err)

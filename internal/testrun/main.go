@@ -47,6 +47,8 @@ type settings struct {
 	full   bool   // sweeps to their end, and packages that no change reaches
 	base   string // the commit whose difference to the files is the change
 	graph  graph
+	// scripts is how many scripts of testscript cmd/turn has.
+	scripts int
 	// programs is the digest of the programs that tests run, which go test does not know as their inputs.
 	programs string
 }
@@ -54,7 +56,7 @@ type settings struct {
 func run(ctx context.Context, args []string) (bool, error) {
 	f := flag.NewFlagSet("testrun", flag.ContinueOnError)
 	f.Usage = func() {
-		fmt.Fprintf(f.Output(), "usage: testrun [flags] check|short|test|again|busy [package…]\n")
+		fmt.Fprintf(f.Output(), "usage: testrun [flags] check|short|test|again|busy [known|package…]\n")
 		f.PrintDefaults()
 	}
 	s := settings{goTool: cmp.Or(os.Getenv("GO"), "go"), cpus: runtime.NumCPU(), kernel: os.Getenv("TEST_KERNEL"),
@@ -62,7 +64,7 @@ func run(ctx context.Context, args []string) (bool, error) {
 	f.BoolVar(&s.full, "full", false, "again: everything, and sweeps to their end")
 	f.StringVar(&s.base, "base", "", "again: the commit that the files are compared with (default: the last one older than "+session.String()+")")
 	list := f.Bool("list", false, "print the parts, and run none")
-	times := f.Int("n", 10, "busy: how often each package has to pass")
+	times := f.Int("n", 10, "busy: how often each has to pass")
 	if err := f.Parse(args); err != nil {
 		return false, err
 	}
@@ -85,17 +87,18 @@ func run(ctx context.Context, args []string) (bool, error) {
 		"bin/containerd-shim-turnstone-v2"}}).digest(s.root); err != nil {
 		return false, err
 	}
+	texts, err := filepath.Glob(filepath.Join(s.root, "cmd/turn/testdata/[ms]*/*.txtar"))
+	if err != nil {
+		return false, err
+	}
+	s.scripts = len(texts)
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return false, err
 	}
 	r := &runner{root: s.root, out: os.Stdout, stamps: filepath.Join(cache, "turnstone-test", "passed")}
 	if f.Arg(0) == "busy" {
-		packages := f.Args()[1:]
-		if len(packages) == 0 {
-			packages = append(s.tested(), s.kubernetes()...)
-		}
-		return s.busy(ctx, r, packages, *times)
+		return s.busy(ctx, r, s.units(f.Args()[1:]), *times)
 	}
 	lanes, err := s.plan(ctx, f.Arg(0))
 	if err != nil {

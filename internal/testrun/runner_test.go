@@ -122,7 +122,7 @@ func TestTally(t *testing.T) {
 	if tl, err = openTally(path); err != nil {
 		t.Fatal(err)
 	}
-	if got := tl.missing([]string{"a", "b", "c"}, 2); !slices.Equal(got, []string{"b", "c"}) {
+	if got := tl.missing([]unit{{pkg: "a"}, {pkg: "b"}, {pkg: "c"}}, 2); !slices.Equal(got, []unit{{pkg: "b"}, {pkg: "c"}}) {
 		t.Errorf("missing %q", got)
 	}
 	if err := tl.note("a", []string{"TestX"}); err != nil {

@@ -1,0 +1,28 @@
+package main
+
+// known are tests that have failed on a busy machine, or that minded one: a busy run begins with them.
+func known() []unit {
+	script := func(names string) unit { return unit{"cmd/turn", "^" + machineScript + "$/^(" + names + ")$"} }
+	return []unit{
+		{"cmd/turn-server", "^Test(ForeignKey|MachineShared)$"},
+		{"internal/cdp", "^Test(FloodOfRequests|SandboxThatDoesNotRead|FullQueue)$"},
+		{"internal/driver/gvisor", "^TestConsoleFlood$"},
+		{"internal/driver/gvisor", "^TestConformance$/^memory_limit$"},
+		{"internal/driver/qemu", "^Test(Strict|KernelsThatDoNotStart)$"},
+		{"internal/e2b", "^TestPages$"},
+		{"internal/guest/agent", "^Test(KillTree|BusyBackground|Streaming)$"},
+		{"internal/guest/process", "^TestSettle$"},
+		{"internal/guest/script", "^TestTimeout$"},
+		{"internal/keyring/agewrap", "^TestPluginHangs$"},
+		{"internal/network", "^TestWithin"},
+		{"internal/network/netstack", "^Test(HowConnectionsFail|NamesAtTheConnection|UDP)$"},
+		{"internal/server/controller", "^Test(NewSessionOfSandbox|SessionWhilePlanned|QuotaOfTemplates|FloodOfCreations)$"},
+		{"internal/server/node/tenants/public", "^TestImagesAtOnce$"},
+		{"internal/server/relay", "^Test(Ends|SlowLoris)$"},
+		{"sandboxes", "^Test(Exec|ChannelsLeaveRoom)$"},
+		{"sandboxes/access", "^Test(SignalIsLost|SilentCommand)$"},
+		{"sandboxes/performed", "^TestSettle$"},
+		script("badsteps|channel|failing|lifetime|network|remote-operated|remote-pool|remote-restart|remote-sandbox|sandbox-exec|" +
+			"serve-local|terminal"),
+	}
+}
