@@ -113,10 +113,10 @@ func TestProgress(t *testing.T) {
 {"Action":"run","Package":"turnstone.dev/turnstone/internal/a","Test":"TestX/two"}
 {"Action":"pause","Package":"turnstone.dev/turnstone/internal/a","Test":"TestX/two"}
 `)
-	p := &part{name: "packages", total: 7}
-	if got := s.progress(p); got != "packages 0 of 7 (TestX/one)" {
+	if got := s.progress(&part{name: "scripts", alone: true}); got != "scripts 0 (TestX/one)" {
 		t.Error(got)
 	}
+	p := &part{name: "packages", total: 7}
 	if err := s.read(strings.NewReader(`{"Action":"run","Package":"turnstone.dev/turnstone/b","Test":"TestY"}` + "\n")); err != nil {
 		t.Fatal(err)
 	}

@@ -23,7 +23,8 @@ type part struct {
 	// their end.
 	tests bool
 	ended func(pkg string, failed []string) error // called for each package of tests; nil: nobody asks
-	total int                                     // packages or scripts of tests, 0 if unknown
+	alone bool                                    // the tests of one package, which are counted; else packages are
+	total int                                     // of what is counted, 0 if unknown
 	// inputs are the files and folders that the result depends on: a part that has passed with them does not
 	// run again. None: it always runs.
 	inputs []string

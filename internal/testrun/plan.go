@@ -197,11 +197,11 @@ func (s *settings) goTest(name string, packages []string, args ...string) part {
 	for _, p := range packages {
 		argv = append(argv, "./"+p)
 	}
-	total := len(packages)
-	if total == 1 {
-		total = 0 // its tests are counted, and nobody knows how many there are
+	alone, total := len(packages) == 1, len(packages)
+	if alone {
+		total = 0
 	}
-	return part{name: name, argv: argv, tests: true, total: total, env: []string{"TURN_TEST_PROGRAMS=" + s.programs}}
+	return part{name: name, argv: argv, tests: true, alone: alone, total: total, env: []string{"TURN_TEST_PROGRAMS=" + s.programs}}
 }
 
 // kube reports whether a package links the libraries of Kubernetes, which take minutes to compile.

@@ -125,17 +125,15 @@ func (r *runner) progress(parts int) string {
 	return text
 }
 
-// progress returns how far a go test is: "packages 120 of 250 (cmd/turn, internal/store)".
+// progress returns how far a go test is: "packages 120 of 250 (cmd/turn, internal/store)", or of one package
+// "scripts 12 of 126 (TestMachineScript/run)".
 func (s *suite) progress(p *part) string {
-	names := s.open()
 	s.mu.Lock()
-	done := s.packages
-	if len(names) == 1 { // one package: its tests are what there is to count
-		done = s.passed + s.failed + s.skipped
-	}
+	done, tests := s.packages, s.passed+s.failed+s.skipped
 	s.mu.Unlock()
-	if len(names) == 1 {
-		names = s.openTests()
+	names := s.open()
+	if p.alone {
+		done, names = tests, s.openTests()
 	}
 	text := fmt.Sprintf("%s %d", p.name, done)
 	if p.total > 0 {

@@ -28,6 +28,7 @@ import (
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/kube/agents"
 	"turnstone.dev/turnstone/internal/kube/kubetest"
+	"turnstone.dev/turnstone/internal/testsize"
 )
 
 // patience bounds each wait, on a machine that does much else.
@@ -387,7 +388,7 @@ func TestRestarts(t *testing.T) {
 	if steps < 10 {
 		t.Fatalf("a life has %d steps", steps)
 	}
-	for n := range steps {
+	for n := 0; n < steps; n += testsize.Step(4) {
 		w.lifeWithFault(fmt.Sprintf("fault-%d", n), n)
 	}
 	t.Logf("%d restarts", steps)

@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"turnstone.dev/turnstone/internal/kube/v1alpha1"
+	"turnstone.dev/turnstone/internal/testsize"
 )
 
 // TestTurns uses one API server for all that needs no sandboxes.
@@ -185,7 +186,7 @@ func (w *world) restarts(t *testing.T) {
 	if steps < 8 {
 		t.Fatalf("a life has %d steps", steps)
 	}
-	for n := range steps {
+	for n := 0; n < steps; n += testsize.Step(3) {
 		w.lifeWithFault(fmt.Sprintf("fault-%d", n), n)
 	}
 	t.Logf("%d restarts", steps)
