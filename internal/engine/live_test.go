@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -82,6 +83,9 @@ func TestForkAsTheProduct(t *testing.T) {
 	h := turntest.Home(t)
 	for _, name := range driver.Names()[1:] {
 		t.Run(name, func(t *testing.T) {
+			if one := os.Getenv("TURN_SUBSTRATE"); one != "" && one != name {
+				t.Skip("this run is for " + one)
+			}
 			x := testEngine(h)
 			x.Launcher.Wrap = weaken
 			s, err := x.Create(t.Context(), CreateRequest{Substrate: name}, func(string) {})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -121,7 +122,7 @@ func (s *settings) race(names []string) (parts []part, err error) {
 		p := s.goTest(name, packages, append([]string{"-race", "-tags=", "-p", strconv.Itoa(s.cpus)}, args...)...)
 		// A program with the detector sleeps for a second before it exits, in which other goroutines may still
 		// race; thousands of the tests' processes would sleep so for many minutes.
-		p.env = append(p.env, "GORACE=atexit_sleep_ms=10")
+		p.env = append(p.env, "GORACE=atexit_sleep_ms=10", "TURN_TEST_HOST_ONLY=qemu")
 		parts = append(parts, p)
 	}
 	add("race", whole, "-skip", apart)
@@ -136,11 +137,16 @@ func (s *settings) race(names []string) (parts []part, err error) {
 // others runs tests with machines again in the ways that their tags name.
 func (s *settings) others(names []string) (parts []part, err error) {
 	if s.kernel != "" && s.kvm {
-		kvm, err := s.tagged("kvm", names, "TURN_SUBSTRATE=qemu", "TURN_KERNEL="+s.kernel, "TURN_TEST_KVM=1")
-		if err != nil {
-			return nil, err
+		for _, substrate := range s.accelerated() {
+			of := slices.DeleteFunc(slices.Clone(names), func(n string) bool { // of another driver
+				return strings.HasPrefix(n, "internal/driver/") && n != "internal/driver/"+substrate
+			})
+			kvm, err := s.tagged("kvm", of, "TURN_SUBSTRATE="+substrate, "TURN_KERNEL="+s.kernel, "TURN_TEST_KVM=1")
+			if err != nil {
+				return nil, err
+			}
+			parts = append(parts, kvm...)
 		}
-		parts = append(parts, kvm...)
 	}
 	qemu, err := s.tagged("qemu", names, "TURN_SUBSTRATE=qemu")
 	if err != nil {
@@ -161,6 +167,14 @@ func (s *settings) others(names []string) (parts []part, err error) {
 		}
 	}
 	return parts, nil
+}
+
+// accelerated returns the substrates that use KVM and whose programs are there.
+func (s *settings) accelerated() []string {
+	if _, err := exec.LookPath("firecracker"); err != nil {
+		return []string{"qemu"}
+	}
+	return []string{"qemu", "firecracker"}
 }
 
 // tagged runs the tests and scripts with a tag, with more variables.
