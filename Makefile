@@ -64,12 +64,11 @@ build: bin/runsc ## build bin/turn, bin/turn-server and bin/runsc
 	@mkdir -p internal/guest/agentbin/bin bin .cache/build
 	$(TRACER)
 	$(INIT)
-	$(STATIC) -o .cache/build/ ./cmd/turn-agent
-	@cd .cache/build && ln -sf turn-agent agent && sha256sum agent > agent.sha256
 	@install -C -m 644 .cache/build/tracer.so internal/guest/trace/bin/tracer.so
 	@install -C -m 755 .cache/build/init internal/guest/process/bin/init
+	$(STATIC) -o .cache/build/ ./cmd/turn-agent
 	@install -C -m 755 .cache/build/turn-agent internal/guest/agentbin/bin/agent
-	@install -C -m 644 .cache/build/agent.sha256 internal/guest/agentbin/bin/
+	@cd internal/guest/agentbin/bin && sha256sum agent | cmp -s - agent.sha256 || sha256sum agent > agent.sha256
 	$(STATIC) -o .cache/build/ ./cmd/turn ./cmd/turn-server
 	@install -C -m 755 .cache/build/turn .cache/build/turn-server bin/
 

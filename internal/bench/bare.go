@@ -16,11 +16,12 @@ import (
 	"turnstone.dev/turnstone/internal/driver"
 )
 
-// treeScript writes a tar archive of the scripts' programs and their dependencies: sandboxes, bare
-// programs and native processes use the same files.
+// treeScript writes a tar archive of the scripts' programs and what they load: sandboxes, bare
+// programs and native processes use the same files. Perl loads IO::File for methods of files.
 const treeScript = `set -e; tar -ch $(for p in /bin/bash /bin/true /usr/bin/perl; do echo $p; ` +
 	`ldd $p | grep -o '/[^ ]*' | grep -v :; done | sort -u) ` +
-	`$(perl -e 'print join " ", grep { -d } @INC') 2>/dev/null`
+	`$(perl -MTime::HiRes -MIO::Handle -MIO::File -MSocket -e ` +
+	`'print join " ", values %INC, @DynaLoader::dl_shared_objects') 2>/dev/null`
 
 // makeTree puts the programs of a sandbox's template into a folder of the host.
 func (b *bench) makeTree(ctx context.Context, p *product) (string, error) {

@@ -55,7 +55,7 @@ func (b *bench) forks(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	time.Sleep(3 * time.Second)
+	time.Sleep(b.divide.Time(3 * time.Second)) // for the files; nothing depends on it
 	r, err := b.fork(ctx, s, parent, n)
 	made = append(made, r.ids...)
 	if err != nil {

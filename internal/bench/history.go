@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -14,8 +15,13 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 )
 
-// historyDepths are the lengths of the histories on which a start is measured, in turns.
-var historyDepths = []int{1, 10, 100, 500}
+// historyDepths returns the lengths of the histories on which a start is measured, in turns: 1, 10, 100 and 500 of
+// 500.
+func historyDepths(most int) []int {
+	all := []int{1, most / 50, most / 5, most}
+	slices.Sort(all)
+	return slices.DeleteFunc(slices.Compact(all), func(n int) bool { return n == 0 })
+}
 
 // history measures starts on histories: a session of 500 real turns, each of which adds a file. A
 // start's duration is from the command's beginning to the first step, without the step.
@@ -30,7 +36,7 @@ func (b *bench) history(ctx context.Context) error {
 		"collect + keep | such a turn, whole |")
 	fmt.Println("|---|---|---|---|---|---|")
 	var first time.Duration
-	next := 0
+	depths := historyDepths(b.depth)
 	for n := 1; n <= b.depth; n++ {
 		if err := writeRandom(blob, size); err != nil {
 			return err
@@ -41,10 +47,9 @@ func (b *bench) history(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("turn %d: %w", n, err)
 		}
-		if next == len(historyDepths) || n != historyDepths[next] {
+		if !slices.Contains(depths, n) {
 			continue
 		}
-		next++
 		start, commit, whole, err := b.startsOn(ctx, name, n)
 		if err != nil {
 			return err
@@ -62,12 +67,12 @@ func (b *bench) history(ctx context.Context) error {
 func (b *bench) startsOn(ctx context.Context, session string,
 	n int) (start, commit, whole time.Duration, err error) {
 	var starts, commits, wholes []time.Duration
-	for i := range b.runs + 1 {
+	for i := range b.runs + b.warmUps() {
 		before, after, took, err := b.startAt(ctx, nil, session, n, i)
 		if err != nil {
 			return 0, 0, 0, err
 		}
-		if i == 0 {
+		if i < b.warmUps() {
 			continue // the turn may have to create an image
 		}
 		starts, commits, wholes = append(starts, before), append(commits, after),

@@ -17,7 +17,7 @@ const keysDepth = 100
 
 // keys measures the cost of sealing: of objects and files, and of the start of a turn.
 func (b *bench) keys(ctx context.Context) error {
-	if err := storage.MeasureKeys(ctx, b.dir); err != nil {
+	if err := storage.MeasureKeys(ctx, b.dir, b.divide); err != nil {
 		return err
 	}
 	return b.sealedStarts(ctx)
@@ -28,7 +28,7 @@ func (b *bench) keys(ctx context.Context) error {
 func (b *bench) sealedStarts(ctx context.Context) (err error) {
 	name, file := fmt.Sprintf("bench-keys-%d", time.Now().Unix()), filepath.Join(b.dir, "keys.tzst")
 	defer func() { _ = b.command(context.WithoutCancel(ctx), "session", "rm", name) }()
-	for n := 1; n <= keysDepth; n++ {
+	for n := 1; n <= b.divide.Of(keysDepth); n++ {
 		doc := step(fmt.Sprintf("seq %d00000 %d19999 >%d", n, n, n))
 		if _, _, err := b.run(ctx, doc, nil, "--session", name, "--network", "off"); err != nil {
 			return fmt.Errorf("turn %d: %w", n, err)
@@ -81,7 +81,7 @@ func (b *bench) comparedStarts(ctx context.Context, homes [2]*statedir.Dir, sess
 		for k := range homes {
 			of := (i + k) % len(homes)
 			before, _, took, err := b.startAt(ctx, []string{"TURN_HOME=" + homes[of].Root}, session,
-				keysDepth, i)
+				b.divide.Of(keysDepth), i)
 			if err != nil {
 				return err
 			}
@@ -93,7 +93,7 @@ func (b *bench) comparedStarts(ctx context.Context, homes [2]*statedir.Dir, sess
 		}
 	}
 	fmt.Printf("A turn on a history of %d turns%s, p50 of %d; the ratio is the median of the pairs' "+
-		"ratios.\n\n| | public | sealed | ratio |\n|---|---|---|---|\n", keysDepth, b.on(), b.runs)
+		"ratios.\n\n| | public | sealed | ratio |\n|---|---|---|---|\n", b.divide.Of(keysDepth), b.on(), b.runs)
 	for _, row := range []struct {
 		name  string
 		costs [2][]time.Duration

@@ -1,7 +1,7 @@
 // Command bench measures the figures of docs/benchmarks.md: all in one run, because only ratios
 // mean something on a noisy machine. It prints markdown.
 //
-//	go run ./internal/bench -turn bin/turn -floors bin/floors
+//	go run ./internal/bench -build -only start
 package main
 
 import (
@@ -12,9 +12,11 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -25,48 +27,92 @@ import (
 )
 
 func main() {
-	b := bench{state: 10 << 30}
+	b := bench{sizes: fullSizes()}
+	quick := flag.Bool("quick", false, "run all code with the smallest sizes; the figures mean nothing")
 	flag.StringVar(&b.turn, "turn", "bin/turn", "the program to measure")
 	flag.StringVar(&b.floors, "floors", ".cache/floors",
 		"folder with the floors: gvisor.test, qemu.test and firecracker.test, the test binaries "+
 			"of these packages below substrate")
 	flag.StringVar(&b.substrate, "substrate", "auto",
 		"the substrate to measure, except in the parts substrates and commit")
-	flag.IntVar(&b.runs, "runs", 20, "runs of each start")
-	flag.StringVar(&b.stream, "stream", "1G", "size of the streaming step's output")
-	flag.Func("state", "size of the files of all turns of the history part (default 10G)",
-		func(s string) (err error) {
-			b.state, err = turnstone.ParseBytes(s)
-			return err
-		})
-	flag.IntVar(&b.depth, "depth", 500, "number of turns of the history part")
-	flag.IntVar(&b.clones, "forks", 100, "number of clones of the part forks")
 	flag.StringVar(&b.groups, "groups", "",
 		"groups of the part determinism, separated by commas; default: all")
 	flag.StringVar(&b.tierOnly, "tier", "", "tier of the part determinism; default: both")
 	flag.StringVar(&b.only, "only", "", "parts to measure, separated by commas; default: all except determinism")
 	flag.StringVar(&b.kernel, "kernel", "",
 		"a guest kernel for tests, for the part substrates where KVM runs no stock kernel")
+	build := flag.Bool("build", false, "first build the floors of the checkout in the working directory")
+	b.addFlags()
+	c := comparison{b: &b}
+	c.addFlags()
 	flag.Parse()
-	if err := b.runParts(context.Background()); err != nil {
+	if *quick {
+		b.sizes = quickSizes()
+		flag.Parse() // sizes that flags give have precedence
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := b.known()
+	if err == nil && *build {
+		err = buildFloors(ctx, ".", b.floors, b.needed())
+	}
+	if err == nil && c.base != "" {
+		err = c.run(ctx, os.Stdout)
+	} else if err == nil {
+		err = b.runParts(ctx)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
 type bench struct {
-	turn, floors, stream string
-	only, substrate      string
-	groups, tierOnly     string
-	kernel, accel        string // accel of the QEMU whose floor is measured; empty: any
-	state                turnstone.Bytes
-	runs, depth, clones  int
-	dir                  string
+	sizes
+	turn, floors     string
+	only, substrate  string
+	groups, tierOnly string
+	kernel, accel    string // accel of the QEMU whose floor is measured
+	dir              string
 
 	home      *statedir.Dir
 	template  *turnstone.Template // the template base
 	isolation string              // isolation of the substrate
 	peer      *peer               // the peer of the part substrates
+}
+
+// A part is one of the measurements that -only selects.
+type part struct {
+	name   string
+	turn   bool // it needs a machine
+	run    func(context.Context) error
+	floors []string // packages below internal whose test binaries it runs
+}
+
+// parts returns all parts, in the order of a run.
+func (b *bench) parts() []part {
+	const gvisor, qemu, firecracker = "driver/gvisor", "driver/qemu", "driver/firecracker"
+	const node, gateway, warm = "server/node", "server/gateway", "server/node/warm"
+	return []part{{"substrates", true, b.substrates, []string{gvisor, qemu}},
+		{"kvm", true, b.underKVM, []string{qemu, firecracker}}, {"start", true, b.start, []string{gvisor, qemu}},
+		{"memory", true, b.memory, nil}, {"streaming", true, b.streaming, nil}, {"wire", true, b.wire, []string{qemu}},
+		{"shell", true, b.shell, nil}, {"forks", true, b.forks, nil},
+		{"commit", false, func(ctx context.Context) error { return storage.Measure(ctx, b.dir, b.divide) }, nil},
+		{"keys", true, b.keys, nil}, {"history", true, b.history, nil}, {"proof", true, b.proof, nil},
+		{"server", true, b.server, []string{node, gateway}}, {"sdk", true, b.sdk, []string{"../client"}},
+		{"ui", false, b.ui, []string{"ui"}}, {"turns", true, b.turns, nil},
+		{"pool", true, b.pool, []string{warm, node, gateway, "pool"}},
+		{"fleet", false, b.fleet, []string{"fleet", "fleet/sim", "server/controller/usage"}},
+		{"determinism", true, b.corpus, nil}}
+}
+
+// selected reports whether -only selects a part.
+func (b *bench) selected(name string) bool {
+	if b.only == "" {
+		return name != "determinism" // it takes hours
+	}
+	only := strings.Split(b.only, ",")
+	return slices.Contains(only, name) || name == "kvm" && slices.Contains(only, "substrates")
 }
 
 func (b *bench) runParts(ctx context.Context) error {
@@ -75,25 +121,14 @@ func (b *bench) runParts(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(b.dir) }()
+	if b.quick() {
+		fmt.Print("A quick run: the smallest sizes, without what takes seconds: restore, fork and most scripts on " +
+			"QEMU, the strict tier, the page's large session, a second set of files for other programs. " +
+			"The figures mean nothing.\n\n")
+	}
 	prepared := false
-	for _, part := range []struct {
-		name string
-		turn bool // it needs a machine
-		run  func(context.Context) error
-	}{{"substrates", true, b.substrates}, {"kvm", true, b.underKVM}, {"start", true, b.start},
-		{"memory", true, b.memory}, {"streaming", true, b.streaming}, {"wire", true, b.wire},
-		{"shell", true, b.shell}, {"forks", true, b.forks},
-		{"commit", false, func(ctx context.Context) error { return storage.Measure(ctx, b.dir) }},
-		{"keys", true, b.keys},
-		{"history", true, b.history}, {"proof", true, b.proof}, {"server", true, b.server}, {"sdk", true, b.sdk},
-		{"ui", false, b.ui},
-		{"turns", true, b.turns}, {"pool", true, b.pool}, {"fleet", false, b.fleet},
-		{"determinism", true, b.corpus}} {
-		if b.only == "" && part.name == "determinism" {
-			continue // it takes hours
-		}
-		if b.only != "" && !slices.Contains(strings.Split(b.only, ","), part.name) &&
-			!(part.name == "kvm" && slices.Contains(strings.Split(b.only, ","), "substrates")) {
+	for _, part := range b.parts() {
+		if !b.selected(part.name) {
 			continue
 		}
 		if part.turn && !prepared {
@@ -104,6 +139,23 @@ func (b *bench) runParts(ctx context.Context) error {
 		}
 		if err := part.run(ctx); err != nil {
 			return fmt.Errorf("%s: %w", part.name, err)
+		}
+	}
+	return nil
+}
+
+// known returns an error if -only names a part that does not exist.
+func (b *bench) known() error {
+	if b.only == "" {
+		return nil
+	}
+	var names []string
+	for _, part := range b.parts() {
+		names = append(names, part.name)
+	}
+	for _, name := range strings.Split(b.only, ",") {
+		if name != "kubernetes" && !slices.Contains(names, name) { // which another program measures
+			return fmt.Errorf("there is no part %q: the parts are %s", name, strings.Join(names, ", "))
 		}
 	}
 	return nil
@@ -179,6 +231,7 @@ func (b *bench) prepare(ctx context.Context) error {
 		return err
 	}
 	b.substrate, b.isolation = t.Substrate, t.Isolation
+	b.accel = accelOf(b.isolation)
 	if err := os.Setenv("TURN_SUBSTRATE", b.substrate); err != nil {
 		return err
 	}
@@ -214,11 +267,6 @@ func (b *bench) on() string {
 		return fmt.Sprintf(" (%s)", b.isolation)
 	}
 	return fmt.Sprintf(" (%s, %s)", b.substrate, b.isolation)
-}
-
-func field(s string) string {
-	_, v, _ := strings.Cut(s, ":")
-	return strings.Join(strings.Fields(v), " ")
 }
 
 func quantile(d []time.Duration, p int) time.Duration {

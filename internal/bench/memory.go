@@ -9,11 +9,12 @@ import (
 	"strconv"
 	"strings"
 
+	"turnstone.dev/turnstone/internal/bench/clones"
 	"turnstone.dev/turnstone/substrate"
 )
 
-// clones is the number of clones in the measurement of one clone's memory.
-const clones = 4
+// clonesAtOnce is the number of clones in the measurement of one clone's memory.
+const clonesAtOnce = 4
 
 // A processMemory is the memory of some processes on the host, in bytes. Pss counts a page that n
 // processes share as one n-th in each.
@@ -68,18 +69,18 @@ func children(pid int) (all []int) {
 	return all
 }
 
-// memoryOfClones starts some clones of one snapshot and returns the memory of each after all have
+// memoryOfClones starts n clones of one snapshot and returns the memory of each after all have
 // run true. The processes of each are the descendants of its first process.
 func memoryOfClones(ctx context.Context, driver substrate.Substrate,
-	m substrate.Machine) ([]processMemory, error) {
+	m substrate.Machine, n int) ([]processMemory, error) {
 	var firsts []int
-	for range clones {
+	for range n {
 		before := children(os.Getpid())
-		vm, err := startTrue(ctx, driver, m)
+		clone, err := clones.Start(ctx, driver, m)
 		if err != nil {
 			return nil, err
 		}
-		defer vm.close()
+		defer clone.Close()
 		own := slices.DeleteFunc(children(os.Getpid()),
 			func(pid int) bool { return slices.Contains(before, pid) })
 		if len(own) != 1 {
@@ -104,13 +105,13 @@ func (b *bench) memory(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	all, err := memoryOfClones(ctx, p.driver, p.machine)
+	all, err := memoryOfClones(ctx, p.driver, p.machine, b.divide.Of(clonesAtOnce))
 	if err != nil {
 		return err
 	}
 	fmt.Printf("## Memory of a clone%s\n\n%d clones of one snapshot at once, after each has run "+
 		"`true`; all processes of each, of a guest with %s.\n\n",
-		b.on(), clones, p.machine.Shape.Memory.Human())
+		b.on(), len(all), p.machine.Shape.Memory.Human())
 	fmt.Println("| clone | Rss | Pss | Pss, anonymous | private |\n|---|---|---|---|---|")
 	for i, m := range all {
 		fmt.Printf("| %d | %s | %s | %s | %s |\n", i+1, mib(m.rss), mib(m.pss), mib(m.anonymous),

@@ -9,21 +9,22 @@ import (
 
 // A peer is a server on this machine's loopback to which sandboxes connect. The first byte of a
 // connection selects its function: 'u' to read everything and answer with one byte at its end, 'd'
-// to send peerSize bytes, 'e' to answer with one byte.
+// to send size bytes, 'e' to answer with one byte.
 type peer struct {
 	l          net.Listener
 	addr, port string
+	size       int
 }
 
 // peerSize is the number of bytes in each direction.
 const peerSize = 64 << 20
 
-func newPeer() (*peer, error) {
+func newPeer(size int) (*peer, error) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
-	p := &peer{l: l, addr: l.Addr().String()}
+	p := &peer{l: l, addr: l.Addr().String(), size: size}
 	_, p.port, _ = strings.Cut(p.addr, ":")
 	go func() {
 		for {
@@ -32,7 +33,7 @@ func newPeer() (*peer, error) {
 				return
 			}
 			if err == nil {
-				go serve(conn)
+				go p.serve(conn)
 			}
 		}
 	}()
@@ -41,7 +42,7 @@ func newPeer() (*peer, error) {
 
 func (p *peer) close() { _ = p.l.Close() }
 
-func serve(conn net.Conn) {
+func (p *peer) serve(conn net.Conn) {
 	defer func() { _ = conn.Close() }()
 	var kind [1]byte
 	if _, err := io.ReadFull(conn, kind[:]); err != nil {
@@ -55,7 +56,7 @@ func serve(conn net.Conn) {
 		_, _ = conn.Write(kind[:])
 	case 'd':
 		block := make([]byte, 256<<10)
-		for range peerSize / len(block) {
+		for range p.size / len(block) {
 			if _, err := conn.Write(block); err != nil {
 				return
 			}

@@ -14,12 +14,17 @@ import (
 	"turnstone.dev/turnstone/sandboxes"
 )
 
-// poolSettings are the sandboxes that wait in the part pool.
-const poolSettings = `TURN_SERVER_POOLS=[{template = "base", memory = "256MiB", min = 20, max = 20}]`
+// Sizes of the part pool, which the floor warm has, too: the sandboxes that wait, and the claims of a burst.
+const (
+	poolWaiting = 20
+	poolClaims  = 200
+	poolAtOnce  = 64
+)
 
 // pool compares claims of sandboxes that wait with commands in a sandbox that is there.
 func (b *bench) pool(ctx context.Context) error {
-	s, err := b.serve(ctx, poolSettings)
+	s, err := b.serve(ctx, fmt.Sprintf(
+		`TURN_SERVER_POOLS=[{template = "base", memory = "256MiB", min = %d, max = %[1]d}]`, b.divide.Of(poolWaiting)))
 	if err != nil {
 		return err
 	}
@@ -61,23 +66,31 @@ func (b *bench) pool(ctx context.Context) error {
 			fmt.Printf("| %s | %.1f ms | %.1f ms |\n", row, m[row+"-p50-ms"], m[row+"-p99-ms"])
 		}
 	}
-	if found, err = b.floorBenchmarks(ctx, "warm", "Burst", "1x", env...); err != nil {
+	if err := b.burst(ctx, env); err != nil {
 		return err
 	}
-	m = found["Burst"]
-	fmt.Printf("\n200 claims, 64 at once, of a pool of 20: %.0f served; the 20th after %.0f ms, the last "+
-		"after %.1f s.\n", m["served"], m["20th-ms"], m["last-ms"]/1e3)
-	fmt.Println()
 	if err := b.throughput(ctx, id); err != nil {
 		return err
 	}
-	if err := b.relayed(ctx); err != nil {
+	if !b.quick() { // the part server runs it, too
+		if err := b.relayed(ctx); err != nil {
+			return err
+		}
+	}
+	return errors.Join(b.bookkeeping(ctx), b.paused(ctx))
+}
+
+// burst prints how many claims at once are served.
+func (b *bench) burst(ctx context.Context, env []string) error {
+	found, err := b.floorBenchmarks(ctx, "warm", "Burst", "1x", env...)
+	if err != nil {
 		return err
 	}
-	if err := b.bookkeeping(ctx); err != nil {
-		return err
-	}
-	return b.paused(ctx)
+	m := found["Burst"]
+	fmt.Printf("\n%d claims, %d at once, of a pool of %d: %.0f served; the %[3]dth after %.0[5]f ms, the last "+
+		"after %.1[6]f s.\n\n", b.divide.Of(poolClaims), b.divide.Of(poolAtOnce), b.divide.Of(poolWaiting), m["served"],
+		m["warm-ms"], m["last-ms"]/1e3)
+	return nil
 }
 
 // Bounds of the sandboxes that are paused at the same time.
@@ -91,12 +104,12 @@ func (b *bench) paused(ctx context.Context) error {
 	store := sandboxes.NewStore(b.home.Root)
 	var idle, paused []int64 // Pss of each
 	began := time.Now()
-	for len(paused) < mostPaused {
+	for len(paused) < b.divide.Of(mostPaused) {
 		free, err := availableMemory()
 		if err != nil {
 			return err
 		}
-		if free < leaveFree {
+		if free < int64(b.divide.Of(leaveFree)) {
 			break
 		}
 		id, err := b.output(ctx, []string{"TURN_HOME=" + b.home.Root}, "sandbox", "create", "-q",
@@ -167,11 +180,11 @@ func availableMemory() (int64, error) {
 
 // bookkeeping prints what 1,000 machines that wait cost the pool.
 func (b *bench) bookkeeping(ctx context.Context) error {
-	found, err := b.floorBenchmarks(ctx, "pool", ".", "2000x")
+	found, err := b.floorBenchmarks(ctx, "pool", ".", b.divide.Times(2000))
 	if err != nil {
 		return err
 	}
-	fmt.Print("\n| bookkeeping of 1,000 machines that wait | time |\n|---|---|\n")
+	fmt.Printf("\n| bookkeeping of %s machines that wait | time |\n|---|---|\n", count(b.divide.Of(1000)))
 	for _, row := range [][2]string{{"a claim", "Claim"}, {"a look, each second", "Look"},
 		{"its statistics", "Stats"}} {
 		fmt.Printf("| %s | %.1f µs |\n", row[0], found[row[1]]["ns/op"]/1e3)

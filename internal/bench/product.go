@@ -9,13 +9,9 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/internal/driver"
-	"turnstone.dev/turnstone/internal/guest/agentbin"
-	"turnstone.dev/turnstone/internal/guest/kernel"
-	"turnstone.dev/turnstone/internal/network"
+	"turnstone.dev/turnstone/internal/bench/clones"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/substrate"
-	"turnstone.dev/turnstone/substrate/substratetest"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -29,67 +25,8 @@ type product struct {
 
 // product opens the substrate called name. The error is the reason why it cannot be used here.
 func (b *bench) product(ctx context.Context, name string) (*product, error) {
-	o := b.options()
-	agent, err := agentbin.Agent(o.AgentFile)
-	if err != nil {
-		return nil, err
-	}
-	p := &product{b: b, name: name,
-		machine: substrate.Machine{Agent: agent.Read, AgentDigest: agent.Digest,
-			Root: b.template.Root, RootDigest: b.template.RootDigest,
-			Shape: turnstone.DefaultShape()}}
-	guest := driver.KernelIn(b.home, kernel.Choice{Image: o.Kernel, Modules: o.KernelModules},
-		func(string) {})
-	withKernel := func(ctx context.Context) (substrate.Machine, error) {
-		return guest.Fill(ctx, p.machine, kernel.Program(agent))
-	}
-	choose := driver.Chooser{Home: b.home, Programs: driver.Programs{Runsc: o.Runsc,
-		Firecracker: o.Firecracker, Jailer: o.Jailer}, Probe: withKernel, Kernel: guest.Guest}
-	if p.driver, err = choose.Choose(ctx, name, driver.Needs{}); err != nil {
-		return nil, err
-	}
-	if _, own := p.driver.(substrate.OwnKernel); !own {
-		p.machine, err = withKernel(ctx)
-	}
-	return p, err
-}
-
-// A running is a clone that has answered.
-type running struct {
-	vm     substrate.Sandbox
-	client *wire.Client
-	link   *wire.Link
-	took   time.Duration // duration of its first command
-}
-
-func (r *running) close() { _, _, _ = r.vm.Close(), r.client.Close(), r.link.Close() }
-
-// startTrue runs a turn's work in a driver and the agent: restore, configure, run true.
-func startTrue(ctx context.Context, driver substrate.Substrate,
-	m substrate.Machine) (*running, error) {
-	vm, err := driver.Restore(ctx, m)
-	if err != nil {
-		return nil, err
-	}
-	client, link, err := substratetest.Configure(ctx, vm, m,
-		&wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway,
-			DNS: []string{network.DNS}})
-	if err != nil {
-		return nil, errors.Join(err, vm.Close())
-	}
-	r := &running{vm: vm, client: client, link: link}
-	began := time.Now()
-	end, err := client.Start(ctx, wire.ProcessStartParams{Argv: []string{"bash", "-c", "true"}},
-		wire.Stdio{})
-	r.took = time.Since(began)
-	if err == nil && end.Exit.ExitCode != 0 {
-		err = errors.New("true failed")
-	}
-	if err != nil {
-		r.close()
-		return nil, err
-	}
-	return r, nil
+	s, m, err := clones.Open(ctx, b.home, b.options(), b.template, name)
+	return &product{b: b, name: name, driver: s, machine: m}, err
 }
 
 func (p *product) start(ctx context.Context) (time.Duration, error) {
@@ -102,22 +39,22 @@ func (p *product) start(ctx context.Context) (time.Duration, error) {
 
 func (p *product) restore(ctx context.Context) (time.Duration, error) {
 	began := time.Now()
-	r, err := startTrue(ctx, p.driver, p.machine)
+	r, err := clones.Start(ctx, p.driver, p.machine)
 	took := time.Since(began)
 	if err == nil {
-		r.close()
+		r.Close()
 	}
 	return took, err
 }
 
 // command returns the duration of a clone's first command.
 func (p *product) command(ctx context.Context) (time.Duration, error) {
-	r, err := startTrue(ctx, p.driver, p.machine)
+	r, err := clones.Start(ctx, p.driver, p.machine)
 	if err != nil {
 		return 0, err
 	}
-	defer r.close()
-	return r.took, nil
+	defer r.Close()
+	return r.Took, nil
 }
 
 // fork returns the duration from `turn sandbox fork` until the clone has run true.
@@ -158,7 +95,7 @@ func (p *product) script(ctx context.Context, text string) (string, error) {
 }
 
 func (p *product) memory(ctx context.Context) (processMemory, error) {
-	all, err := memoryOfClones(ctx, p.driver, p.machine)
+	all, err := memoryOfClones(ctx, p.driver, p.machine, p.b.divide.Of(clonesAtOnce))
 	if err != nil {
 		return processMemory{}, err
 	}

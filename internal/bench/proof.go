@@ -26,7 +26,7 @@ func (b *bench) proof(ctx context.Context) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}
-	if err := evidence.Measure(ctx, []byte(t.Receipt), dir); err != nil {
+	if err := evidence.Measure(ctx, []byte(t.Receipt), dir, b.divide); err != nil {
 		return err
 	}
 	if err := b.keepTraces(ctx); err != nil {
@@ -38,7 +38,8 @@ func (b *bench) proof(ctx context.Context) error {
 // keepTraces compares turns with 1,000 commands that are recorded, and so stored, with turns whose
 // shell records one.
 func (b *bench) keepTraces(ctx context.Context) error {
-	commands := strings.Repeat("/bin/true\n", 1000)
+	n := b.divide.Of(1000)
+	commands := strings.Repeat("/bin/true\n", n)
 	traced, plain := step(commands), step("bash <<'END'\n"+commands+"END")
 	var kept, whole [2][]time.Duration
 	for range min(b.runs, proofRuns) {
@@ -50,8 +51,8 @@ func (b *bench) keepTraces(ctx context.Context) error {
 			kept[i], whole[i] = append(kept[i], phase(t, "keep")), append(whole[i], took)
 		}
 	}
-	fmt.Printf("\n| a step of 1,000 commands, p50 | 1,000 in the trace | one in the trace | added |\n" +
-		"|---|---|---|---|\n")
+	fmt.Printf("\n| a step of %s commands, p50 | %[1]s in the trace | one in the trace | added |\n"+
+		"|---|---|---|---|\n", count(n))
 	for _, row := range []struct {
 		name string
 		d    [2][]time.Duration
@@ -74,12 +75,16 @@ func phase(t *turnstone.TurnReport, name string) time.Duration {
 // determinism compares the same turn with and without --deterministic, alternately.
 func (b *bench) determinism(ctx context.Context) error {
 	fmt.Printf("\n| the whole turn, p50 | ordinary | deterministic | ratio |\n|---|---|---|---|\n")
-	work := step("for i in $(seq 300); do /bin/true; done\n" +
-		"for ((i = 0; i < 100000; i++)); do :; done")
-	for _, tier := range []struct{ name, substrate string }{{"seeded", "gvisor"}, {"strict", "qemu"}} {
+	work := step(fmt.Sprintf("for i in $(seq %d); do /bin/true; done\n"+
+		"for ((i = 0; i < %d; i++)); do :; done", b.divide.Of(300), b.divide.Of(100000)))
+	tiers := []struct{ name, substrate string }{{"seeded", "gvisor"}, {"strict", "qemu"}}
+	if b.quick() {
+		tiers = tiers[:1] // a start under the other takes seconds
+	}
+	for _, tier := range tiers {
 		plain, fixed, err := b.tier(ctx, work, tier.name, tier.substrate)
 		if err != nil {
-			fmt.Printf("| %s | | not available | |\n", tier.name)
+			fmt.Printf("| %s | – | not available | – |\n", tier.name)
 			fmt.Fprintf(os.Stderr, "bench: %s: %v\n", tier.name, err)
 			continue
 		}
@@ -93,7 +98,7 @@ func (b *bench) determinism(ctx context.Context) error {
 func (b *bench) tier(ctx context.Context, doc, name, substrate string) (plain,
 	fixed []time.Duration, err error) {
 	args := []string{"--network", "off", "--substrate", substrate}
-	for i := range min(b.runs, proofRuns) + 1 {
+	for i := range min(b.runs, proofRuns) + b.warmUps() {
 		_, with, err := b.run(ctx, doc, nil, append(args, "--deterministic", "--tier", name)...)
 		if err != nil {
 			return nil, nil, err
@@ -102,7 +107,7 @@ func (b *bench) tier(ctx context.Context, doc, name, substrate string) (plain,
 		if err != nil {
 			return nil, nil, err
 		}
-		if i > 0 { // the first may make a snapshot
+		if i >= b.warmUps() {
 			plain, fixed = append(plain, without), append(fixed, with)
 		}
 	}

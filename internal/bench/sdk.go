@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -16,16 +17,34 @@ const (
 	sdkFirsts = 10
 )
 
-// sdkFileMB is what the programs copy in each direction, in MB.
-const sdkFileMB = float64(64<<20) / 1e6
+// sdkFileSize is what the programs copy in each direction.
+const sdkFileSize = 64 << 20
 
 // An sdkRow is a row of the tables, and the program that measures it; empty: package client does.
 type sdkRow struct{ name, title, program string }
 
 func sdkRows() []sdkRow {
-	return []sdkRow{{"go", "Go", ""}, {"python", "Python", "sdk/python/bench sync"},
+	return []sdkRow{goRow, {"python", "Python", "sdk/python/bench sync"},
 		{"asyncio", "Python, asyncio", "sdk/python/bench async"},
 		{"typescript", "TypeScript (Node.js)", "sdk/typescript/bench"}}
+}
+
+var goRow = sdkRow{"go", "Go", ""}
+
+// sdkReady are the files that the programs make at the end of their installation.
+var sdkReady = map[string]string{"sdk/python/bench": ".cache/bench-python/ready",
+	"sdk/typescript/bench": ".cache/bench-typescript/ready"}
+
+// affordable returns the rows that a run measures: a quick run does not install programs, which takes minutes.
+func (b *bench) affordable(rows []sdkRow) []sdkRow {
+	if !b.quick() {
+		return rows
+	}
+	return slices.DeleteFunc(slices.Clone(rows), func(r sdkRow) bool {
+		program, _, _ := strings.Cut(r.program, " ")
+		_, err := os.Stat(sdkReady[program])
+		return program != "" && err != nil
+	})
 }
 
 // sdk compares the SDKs, in rounds that measure each of them once, and E2B's client with our own.
@@ -43,7 +62,12 @@ func (b *bench) sdk(ctx context.Context) error {
 	defer s.end()
 	env := append(s.remote, "E2B_API_URL=http://"+door, "E2B_SANDBOX_URL=http://"+door,
 		"E2B_API_KEY=e2b_"+s.token)
-	fmt.Printf("## SDKs%s\n\nLoad of the machine: %s.\n\n", b.on(), loadAverage())
+	fmt.Printf("## SDKs%s\n\nLoad of the machine: %s.\n\n", b.on(), load())
+	for _, r := range sdkRows() {
+		if !slices.Contains(b.affordable(sdkRows()), r) {
+			fmt.Printf("Not measured in a quick run, because it is not installed: %s.\n\n", r.title)
+		}
+	}
 	if err := b.sdkExec(ctx, env); err != nil {
 		return err
 	}
@@ -53,7 +77,7 @@ func (b *bench) sdk(ctx context.Context) error {
 	if err := b.sdkFirst(ctx, env); err != nil {
 		return err
 	}
-	fmt.Printf("Load of the machine: %s.\n\n", loadAverage())
+	fmt.Printf("Load of the machine: %s.\n\n", load())
 	return nil
 }
 
@@ -61,7 +85,7 @@ func (b *bench) sdk(ctx context.Context) error {
 func (b *bench) measureSDKs(ctx context.Context, env []string, what string, rounds int, rows []sdkRow) (
 	all map[string]map[string]float64, err error) {
 	var programs strings.Builder
-	for _, r := range rows {
+	for _, r := range b.affordable(rows) {
 		if r.program == "" {
 			env = append(env, "TURNSTONE_BENCH_GO=1")
 			continue
@@ -73,7 +97,7 @@ func (b *bench) measureSDKs(ctx context.Context, env []string, what string, roun
 		}
 		fmt.Fprintln(&programs, r.name, path, args)
 	}
-	found, err := b.floorBenchmarks(ctx, "client", "SDKs/^"+what+"$", fmt.Sprintf("%dx", rounds),
+	found, err := b.floorBenchmarks(ctx, "client", "SDKs/^"+what+"$", b.divide.Times(rounds),
 		append(env, "TURNSTONE_BENCH_SDKS="+programs.String())...)
 	all = map[string]map[string]float64{}
 	for name, metrics := range found {
@@ -91,7 +115,7 @@ func (b *bench) sdkExec(ctx context.Context, env []string) error {
 	fmt.Print("| `true` in a warm sandbox | min | p50 | p99 | more than Go, p50 of the pairs | goal |\n" +
 		"|---|---|---|---|---|---|\n")
 	goals := map[string]string{"go": "", "python": "3.0 ms", "asyncio": "3.0 ms", "typescript": "1.5 ms"}
-	for _, r := range sdkRows() {
+	for _, r := range b.affordable(sdkRows()) {
 		fmt.Printf("| %s | %.1f ms | %.1f ms | %.1f ms | %.1f ms | %s |\n", r.title, m[r.name+"-min-ms"],
 			m[r.name+"-p50-ms"], m[r.name+"-p99-ms"], m[r.name+"-added-ms"], goals[r.name])
 	}
@@ -105,14 +129,15 @@ func (b *bench) sdkFiles(ctx context.Context, env []string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Print("| files of 64 MiB, p50, MB/s (goal: 0.5 of the channel) | up | of the channel | down | " +
-		"of the channel |\n|---|---|---|---|---|\n")
+	fmt.Printf("| files of %s, p50, MB/s (goal: 0.5 of the channel) | up | of the channel | down | "+
+		"of the channel |\n|---|---|---|---|---|\n", b.bytes(sdkFileSize))
 	rows := append([]sdkRow{{"channel", "the channel: a command's input and output, with Go", ""}},
-		sdkRows()...)
+		b.affordable(sdkRows())...)
+	megabytes := float64(b.divide.Of(sdkFileSize)) / 1e6
 	for _, r := range rows {
 		fmt.Printf("| %s |", r.title)
 		for _, way := range []string{"up", "down"} {
-			fmt.Printf(" %.0f | %.2f |", sdkFileMB/m[way][r.name+"-p50-ms"]*1000, m[way][r.name+"-share"])
+			fmt.Printf(" %.0f | %.2f |", megabytes/m[way][r.name+"-p50-ms"]*1000, m[way][r.name+"-share"])
 		}
 		fmt.Println()
 	}
@@ -124,6 +149,9 @@ func (b *bench) sdkFiles(ctx context.Context, env []string) error {
 func (b *bench) sdkFirst(ctx context.Context, env []string) error {
 	rows := []sdkRow{{"python", "this project's SDK for Python", "sdk/python/bench sync"},
 		{"e2b", "E2B's client for Python, unchanged, without a channel", "sdk/python/bench e2b"}}
+	if rows = b.affordable(rows); len(rows) == 0 {
+		rows = []sdkRow{goRow}
+	}
 	all, err := b.measureSDKs(ctx, env, "first", sdkFirsts, rows)
 	if err != nil {
 		return err
@@ -136,14 +164,4 @@ func (b *bench) sdkFirst(ctx context.Context, env []string) error {
 	}
 	fmt.Println()
 	return nil
-}
-
-// loadAverage returns the load average of the last minute.
-func loadAverage() string {
-	text, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return "not known"
-	}
-	one, _, _ := strings.Cut(string(text), " ")
-	return one
 }

@@ -14,6 +14,9 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
+
+	"turnstone.dev/turnstone"
 )
 
 // serverRuns bounds the runs of each row of the part server.
@@ -57,7 +60,7 @@ func (b *bench) carried(ctx context.Context, id string) error {
 
 // throughput prints what a channel to a sandbox of this machine carries.
 func (b *bench) throughput(ctx context.Context, id string) error {
-	found, err := b.floorBenchmarks(ctx, "node", "Sandbox/(output|input)", "5x",
+	found, err := b.floorBenchmarks(ctx, "node", "Sandbox/(output|input)", b.divide.Times(5),
 		"TURNSTONE_BENCH_HOME="+b.home.Root, "TURNSTONE_BENCH_SANDBOX="+id)
 	if err != nil {
 		return err
@@ -66,7 +69,7 @@ func (b *bench) throughput(ctx context.Context, id string) error {
 }
 
 func (b *bench) carriedBytes(ctx context.Context, found map[string]map[string]float64) error {
-	all, err := b.floorBenchmarks(ctx, "node", "Carry", "3x")
+	all, err := b.floorBenchmarks(ctx, "node", "Carry", b.divide.Times(3))
 	if err != nil {
 		return err
 	}
@@ -74,15 +77,22 @@ func (b *bench) carriedBytes(ctx context.Context, found map[string]map[string]fl
 		"channel in it | ratio | goal |\n|---|---|---|---|---|\n")
 	for _, way := range []string{"output", "input"} {
 		m := found["Sandbox/"+way]
-		fmt.Printf("| %s of a sandbox, 64 MiB | %.0f (%.2f) | %.0f (%.2f) | %.2f | 0.70 |\n", way,
+		fmt.Printf("| %s of a sandbox, %s | %.0f (%.2f) | %.0f (%.2f) | %.2f | 0.70 |\n", way, b.bytes(64<<20),
 			m["plain-MB/s"], m["plain-cpu-s/GB"], m["channel-MB/s"], m["channel-cpu-s/GB"],
 			m["channel:plain"])
 	}
 	plain, sealed := all["Carry/plain"], all["Carry/channel"]
-	fmt.Printf("| 1 GiB, no sandbox, all ends in one process | %.0f (%.2f) | %.0f (%.2f) | %.2f | – |\n",
-		plain["MB/s"], plain["cpu-s/GB"], sealed["MB/s"], sealed["cpu-s/GB"],
+	fmt.Printf("| %s, no sandbox, all ends in one process | %.0f (%.2f) | %.0f (%.2f) | %.2f | – |\n",
+		b.bytes(1<<30), plain["MB/s"], plain["cpu-s/GB"], sealed["MB/s"], sealed["cpu-s/GB"],
 		sealed["MB/s"]/plain["MB/s"])
 	return nil
+}
+
+// bytes returns a size of the measurements that the floors divide, such as "64 MiB".
+func (b *bench) bytes(n int) string {
+	text := turnstone.Bytes(b.divide.Of(n)).String()
+	unit := strings.IndexFunc(text, unicode.IsLetter)
+	return text[:unit] + " " + text[unit:]
 }
 
 // relayed prints what a gateway in a process of its own costs.
@@ -91,7 +101,7 @@ func (b *bench) relayed(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	moved, err := b.floorBenchmarks(ctx, "gateway", "Throughput", "2048x") // MiB
+	moved, err := b.floorBenchmarks(ctx, "gateway", "Throughput", b.divide.Times(2048)) // MiB
 	if err != nil {
 		return err
 	}
@@ -172,9 +182,9 @@ func (s *served) end() {
 	_ = os.RemoveAll(s.dir)
 }
 
-// answer runs a command until it succeeds, for at most half a minute: a server needs time to start.
+// answer runs a command until it succeeds, for at most five minutes: a server needs time to start.
 func (b *bench) answer(ctx context.Context, env []string, args ...string) (string, error) {
-	for until := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+	for until := time.Now().Add(5 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		out, err := b.output(ctx, env, args...)
 		if err == nil || time.Now().After(until) {
 			return out, err
@@ -216,7 +226,7 @@ func (b *bench) nodeKey(ctx context.Context) (string, error) {
 // There, each run begins with before.
 func (b *bench) compare(ctx context.Context, s *served, here, there []string, before func() error) (
 	d [2][]time.Duration, err error) {
-	for i := range min(b.runs, serverRuns) + 1 {
+	for i := range min(b.runs, serverRuns) + b.warmUps() {
 		for side, args := range [][]string{here, there} {
 			env := []string{"TURN_HOME=" + b.home.Root}
 			if side == 1 {
@@ -229,7 +239,7 @@ func (b *bench) compare(ctx context.Context, s *served, here, there []string, be
 			if _, err := b.output(ctx, env, args...); err != nil {
 				return d, err
 			}
-			if i > 0 { // the first may make a snapshot
+			if i >= b.warmUps() {
 				d[side] = append(d[side], time.Since(began))
 			}
 		}
@@ -301,7 +311,7 @@ func (b *bench) floorBenchmarks(ctx context.Context, name, pattern, times string
 	map[string]map[string]float64, error) {
 	cmd := exec.CommandContext(ctx, filepath.Join(b.floors, name+".test"), "-test.run", "^$",
 		"-test.bench", pattern, "-test.benchtime", times)
-	cmd.Env = append(os.Environ(), env...)
+	cmd.Env = append(append(os.Environ(), b.divide.Environ()), env...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return nil, fmt.Errorf("%s.test: %w: %s", name, err, out)

@@ -29,11 +29,13 @@ func (b *bench) shell(ctx context.Context) error {
 	c := s.Client()
 	fmt.Printf("## The shell%s\n\n| step | plain bash | recorded | ratio |\n|---|---|---|---|\n",
 		b.on())
+	commands, rounds := b.divide.Of(2000), b.divide.Of(100000)
 	for _, script := range []struct{ name, text string }{
-		{"2,000 external commands", strings.Repeat("/bin/true\n", 2000)},
-		{"a loop of 100,000 builtins", "for ((i = 0; i < 100000; i++)); do :; done\n"},
+		{count(commands) + " external commands", strings.Repeat("/bin/true\n", commands)},
+		{fmt.Sprintf("a loop of %s builtins", count(rounds)),
+			fmt.Sprintf("for ((i = 0; i < %d; i++)); do :; done\n", rounds)},
 	} {
-		plain, traced, err := b.pair(ctx, c, script.text)
+		plain, traced, err := b.pair(ctx, c, script.text, commands)
 		if err != nil {
 			return err
 		}
@@ -44,10 +46,13 @@ func (b *bench) shell(ctx context.Context) error {
 	return b.roundTrip(ctx, c)
 }
 
-// pair runs a step with and without records, alternately.
+// pairs is how often a step runs in each way.
+const pairs = 5
+
+// pair runs a step of at least some commands with and without records, alternately.
 func (b *bench) pair(ctx context.Context, c *wire.Client,
-	script string) (plain, traced []time.Duration, err error) {
-	for range 5 {
+	script string, commands int) (plain, traced []time.Duration, err error) {
+	for range b.divide.Of(pairs) {
 		for _, trace := range []bool{false, true} {
 			records := int64(0)
 			end, err := c.Execute(ctx, wire.ShellExecuteParams{Trace: &trace, Spans: new(bool)},
@@ -58,7 +63,7 @@ func (b *bench) pair(ctx context.Context, c *wire.Client,
 				return nil, nil, err
 			case end.Exit.ExitCode != 0:
 				return nil, nil, fmt.Errorf("the step exited %d", end.Exit.ExitCode)
-			case trace && (end.Untraced != "" || records == 0 || end.Count < 2000):
+			case trace && (end.Untraced != "" || records == 0 || end.Count < int64(commands)):
 				return nil, nil, fmt.Errorf("%d records of %d commands: %s", records, end.Count,
 					end.Untraced)
 			}
@@ -76,17 +81,17 @@ func (b *bench) pair(ctx context.Context, c *wire.Client,
 // roundTrip compares Process.start of true with the guest's own fork and exec, in a loop in its
 // shell.
 func (b *bench) roundTrip(ctx context.Context, c *wire.Client) error {
-	const n = 100
+	n := b.divide.Of(100)
 	off := false
 	var own, over []time.Duration
-	for range 5 {
+	for range b.divide.Of(pairs) {
 		end, err := c.Execute(ctx, wire.ShellExecuteParams{Trace: &off},
-			"for ((i = 0; i < 100; i++)); do /bin/true; done\n", wire.Stdio{}, nil)
+			fmt.Sprintf("for ((i = 0; i < %d; i++)); do /bin/true; done\n", n), wire.Stdio{}, nil)
 		if err != nil {
 			return err
 		}
-		own = append(own, time.Duration(end.Exit.Duration)/n)
-		for range n / 5 {
+		own = append(own, time.Duration(end.Exit.Duration)/time.Duration(n))
+		for range max(1, n/pairs) {
 			began := time.Now()
 			exit, err := c.Start(ctx, wire.ProcessStartParams{Argv: []string{"/bin/true"}},
 				wire.Stdio{})

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/bench/size"
 	"turnstone.dev/turnstone/internal/driver"
 )
 
@@ -22,6 +23,7 @@ type measurement = func(ctx context.Context) (time.Duration, error)
 type column struct {
 	title, what string
 	host        string // this machine's loopback from its point of view
+	slow        bool   // QEMU, beside gVisor
 
 	start, restore, fork, command measurement
 
@@ -64,45 +66,59 @@ type script struct {
 
 const perSecond = float64(time.Second)
 
-// scripts run in each column. HOST and PORT are the address of the peer.
-var scripts = []script{
-	{"CPU: a loop in Perl (goal: 0.95 of native)",
-		perl(`my ($x, $s, %h) = (1, ""); for (1 .. 4000000) { $x = ($x * 1103515245 + 12345) & ` +
-			`0x7fffffff; $h{$x % 1000} += $x; $s .= chr(65 + $x % 26) if $x % 64 == 0 }`),
-		func(took, native time.Duration) string {
-			return fmt.Sprintf("%.2f s (%.2f)", took.Seconds(), float64(native)/float64(took))
-		}},
-	{"a system call (`getppid`)", perl(`getppid for 1 .. 200000`),
-		each(200000, time.Microsecond, "µs")},
-	{"fork + exec of `/bin/true`, by bash",
-		`for ((i = 0; i < 10; i++)); do /bin/true; done; a=$EPOCHREALTIME; for ((i = 0; i < 200; ` +
-			`i++)); do /bin/true; done; b=$EPOCHREALTIME; echo $((${b/./} - ${a/./}))`,
-		each(200, time.Millisecond, "ms")},
-	{"write of 256 MiB, fsync",
-		perl(`my $b = join "", map { chr(int rand 256) } 1 .. 4096; $b x= 256; `+
-			`$t = Time::HiRes::time(); open my $f, ">", "/tmp/large" or die $!; `+
-			`for (1 .. 256) { for (my $n = 0; $n < length $b;) { $n += syswrite($f, $b, `+
-			`length($b) - $n, $n) || die $! } } $f->sync or die $!; `+
-			`close $f`, `unlink "/tmp/large"`),
-		rate(256<<20/1e6, "MB/s")},
-	{"5,000 files of 1 KB",
-		perl(`my $b = "x" x 1000; mkdir "/tmp/small" or die $!; $t = Time::HiRes::time(); `+
-			`for (1 .. 5000) { open my $f, ">", "/tmp/small/$_" or die $!; syswrite $f, $b; `+
-			`close $f or die $! }`, `unlink "/tmp/small/$_" for 1 .. 5000; rmdir "/tmp/small"`),
-		rate(5000, "files/s")},
-	{"TCP to this machine",
-		perl(dial + `my $b = "x" x 65536; my $s = at(); syswrite $s, "u"; ` +
-			`for (1 .. SIZE / 65536) { for (my $n = 0; $n < 65536;) { $n += syswrite($s, $b, ` +
-			`65536 - $n, $n) || die $! } } shutdown $s, 1; sysread($s, $b, ` +
-			`1) == 1 or die "cut off"`),
-		rate(peerSize/1e6, "MB/s")},
-	{"TCP from this machine",
-		perl(dial + `my $s = at(); syswrite $s, "d"; my $all = 0; ` +
-			`while (my $n = sysread $s, my $b, 65536) { $all += $n } $all == SIZE or die "$all"`),
-		rate(peerSize/1e6, "MB/s")},
-	{"a connection, until its first byte",
-		perl(dial + `for (1 .. 50) { my $s = at(); syswrite $s, "e"; ` +
-			`sysread($s, my $b, 1) == 1 or die "cut off" }`), each(50, time.Millisecond, "ms")},
+// scripts run in each column. HOST and PORT are the address of the peer, and SIZE is its number of bytes.
+func scripts(d size.Divisor) []script {
+	loop, calls, execs, mib, files := d.Of(4000000), d.Of(200000), d.Of(200), d.Of(256), d.Of(5000)
+	connections, bytes := d.Of(50), float64(d.Of(peerSize))
+	return []script{
+		{"CPU: a loop in Perl (goal: 0.95 of native)",
+			perl(fmt.Sprintf(`my ($x, $s, %%h) = (1, ""); for (1 .. %d) { $x = ($x * 1103515245 + 12345) & `+
+				`0x7fffffff; $h{$x %% 1000} += $x; $s .= chr(65 + $x %% 26) if $x %% 64 == 0 }`, loop)),
+			func(took, native time.Duration) string {
+				return fmt.Sprintf("%.2f s (%.2f)", took.Seconds(), float64(native)/float64(took))
+			}},
+		{"a system call (`getppid`)", perl(fmt.Sprintf(`getppid for 1 .. %d`, calls)),
+			each(calls, time.Microsecond, "µs")},
+		{"fork + exec of `/bin/true`, by bash",
+			fmt.Sprintf(`for ((i = 0; i < 10; i++)); do /bin/true; done; a=$EPOCHREALTIME; for ((i = 0; i < %d; `+
+				`i++)); do /bin/true; done; b=$EPOCHREALTIME; echo $((${b/./} - ${a/./}))`, execs),
+			each(execs, time.Millisecond, "ms")},
+		{fmt.Sprintf("write of %d MiB, fsync", mib),
+			perl(fmt.Sprintf(`my $b = join "", map { chr(int rand 256) } 1 .. 4096; $b x= 256; `+
+				`$t = Time::HiRes::time(); open my $f, ">", "/tmp/large" or die $!; `+
+				`for (1 .. %d) { for (my $n = 0; $n < length $b;) { $n += syswrite($f, $b, `+
+				`length($b) - $n, $n) || die $! } } $f->sync or die $!; `+
+				`close $f`, mib), `unlink "/tmp/large"`),
+			rate(float64(mib)*(1<<20)/1e6, "MB/s")},
+		{count(files) + " files of 1 KB",
+			perl(fmt.Sprintf(`my $b = "x" x 1000; mkdir "/tmp/small" or die $!; $t = Time::HiRes::time(); `+
+				`for (1 .. %d) { open my $f, ">", "/tmp/small/$_" or die $!; syswrite $f, $b; `+
+				`close $f or die $! }`, files),
+				fmt.Sprintf(`unlink "/tmp/small/$_" for 1 .. %d; rmdir "/tmp/small"`, files)),
+			rate(float64(files), "files/s")},
+		{"TCP to this machine",
+			perl(dial + `my $b = "x" x 65536; my $s = at(); syswrite $s, "u"; ` +
+				`for (1 .. SIZE / 65536) { for (my $n = 0; $n < 65536;) { $n += syswrite($s, $b, ` +
+				`65536 - $n, $n) || die $! } } shutdown $s, 1; sysread($s, $b, ` +
+				`1) == 1 or die "cut off"`),
+			rate(bytes/1e6, "MB/s")},
+		{"TCP from this machine",
+			perl(dial + `my $s = at(); syswrite $s, "d"; my $all = 0; ` +
+				`while (my $n = sysread $s, my $b, 65536) { $all += $n } $all == SIZE or die "$all"`),
+			rate(bytes/1e6, "MB/s")},
+		{"a connection, until its first byte",
+			perl(fmt.Sprintf(dial+`for (1 .. %d) { my $s = at(); syswrite $s, "e"; `+
+				`sysread($s, my $b, 1) == 1 or die "cut off" }`, connections)),
+			each(connections, time.Millisecond, "ms")},
+	}
+}
+
+// count returns a number as prose has it.
+func count(n int) string {
+	if n < 1000 {
+		return strconv.Itoa(n)
+	}
+	return fmt.Sprintf("%s,%03d", count(n/1000), n%1000)
 }
 
 // dial defines a connection to the peer.
@@ -134,7 +150,7 @@ func rate(amount float64, name string) func(took, native time.Duration) string {
 // with this machine itself.
 func (b *bench) substrates(ctx context.Context) error {
 	var err error
-	if b.peer, err = newPeer(); err != nil {
+	if b.peer, err = newPeer(b.divide.Of(peerSize)); err != nil {
 		return err
 	}
 	defer b.peer.close()
@@ -169,7 +185,8 @@ func (b *bench) columns(ctx context.Context) (all []*column, absent []string, er
 			continue
 		}
 		have[name] = p
-		all = append(all, &column{title: name, what: p.driver.Isolation() +
+		slow := name == driver.QEMU && have[driver.GVisor] != nil
+		all = append(all, &column{title: name, slow: slow, what: p.driver.Isolation() +
 			"; start: `turn run` of one step `true`, the whole process; restore: the driver's " +
 			"restore, configure and `true`; fork: `turn sandbox fork`, until the clone has run " +
 			"`true`; the rest: in a sandbox, network: through the policy",
@@ -192,14 +209,16 @@ func (b *bench) columns(ctx context.Context) (all []*column, absent []string, er
 	if have[driver.GVisor] != nil {
 		all = append(all, b.runscColumn(tree))
 	}
-	if have[driver.QEMU] != nil {
-		all = append(all, b.qemuColumn())
+	if p := have[driver.QEMU]; p != nil {
+		b.accel = accelOf(p.driver.Isolation())
+		c := b.qemuColumn()
+		c.slow = have[driver.GVisor] != nil
+		all = append(all, c)
 	}
 	return append(all, b.nativeColumn(tree)), absent, nil
 }
 
-// measure fills the columns, alternately, so that a slow minute affects all of them. The first
-// start of each does not count, because it may have to take a snapshot.
+// measure fills the columns, alternately, so that a slow minute affects all of them.
 func (b *bench) measure(ctx context.Context, columns []*column) {
 	for _, c := range columns {
 		c.took, c.failed = map[string][]time.Duration{}, map[string]error{}
@@ -211,62 +230,97 @@ func (b *bench) measure(ctx context.Context, columns []*column) {
 	}{
 		{rowStart, b.runs, func(c *column) measurement { return c.start }},
 		{rowRestore, b.runs, func(c *column) measurement { return c.restore }},
-		{rowFork, forkRuns, func(c *column) measurement { return c.fork }},
+		{rowFork, b.divide.Of(forkRuns), func(c *column) measurement { return c.fork }},
 		{rowCommand, b.runs, func(c *column) measurement { return c.command }},
 	} {
-		for i := range row.runs + 1 {
+		for i := range row.runs + b.warmUps() {
 			for _, c := range columns {
 				run := row.of(c)
-				if run == nil || c.failed[row.name] != nil {
+				if run == nil || c.failed[row.name] != nil || b.spared(c) && row.name != rowStart {
 					continue
 				}
 				took, err := run(ctx)
 				c.fail(row.name, err)
-				if i > 0 && err == nil {
+				if i >= b.warmUps() && err == nil {
 					c.took[row.name] = append(c.took[row.name], took)
 				}
 			}
 		}
 	}
 	for _, c := range columns {
-		if c.memory != nil {
+		if c.memory != nil && !b.spared(c) {
 			var err error
 			c.held, err = c.memory(ctx)
 			c.fail(rowMemory, err)
 		}
 	}
-	for _, s := range scripts {
-		for range scriptRuns {
+	b.measureScripts(ctx, columns)
+}
+
+// spared reports whether a column has only the first row and the last script: a quick run measures the others
+// elsewhere in less time.
+func (b *bench) spared(c *column) bool { return b.quick() && c.slow }
+
+// measureScripts runs each script in a fresh sandbox of each column; in a quick run all of them in one, because
+// a start costs more than what they do.
+func (b *bench) measureScripts(ctx context.Context, columns []*column) {
+	var groups [][]script
+	all := scripts(b.divide)
+	for _, s := range all {
+		groups = append(groups, []script{s})
+	}
+	if b.quick() {
+		groups = [][]script{all}
+	}
+	for _, group := range groups {
+		for range b.divide.Of(scriptRuns) {
 			for _, c := range columns {
-				if c.script != nil && c.failed[s.row] == nil {
-					c.fail(s.row, b.runScript(ctx, c, s))
+				group := group
+				if b.spared(c) {
+					group = all[len(all)-1:]
+				}
+				if row := group[0].row; c.script != nil && c.failed[row] == nil {
+					c.fail(row, b.runScripts(ctx, c, group))
 				}
 			}
 		}
 	}
 }
 
-func (b *bench) runScript(ctx context.Context, c *column, s script) error {
+// runScripts runs scripts one after another in one sandbox.
+func (b *bench) runScripts(ctx context.Context, c *column, group []script) error {
 	if err := b.flush(); err != nil {
 		return err
 	}
-	text := strings.NewReplacer("HOST", c.host, "PORT", b.peer.port, "SIZE",
-		strconv.Itoa(peerSize)).Replace(s.text)
-	out, err := c.script(ctx, text)
+	text := group[0].text
+	if len(group) > 1 {
+		text = "set -e\n"
+		for _, s := range group {
+			text += "(" + s.text + ")\n"
+		}
+	}
+	out, err := c.script(ctx, strings.NewReplacer("HOST", c.host, "PORT", b.peer.port, "SIZE",
+		strconv.Itoa(b.peer.size)).Replace(text))
 	if err != nil {
 		return err
 	}
-	micros, err := strconv.ParseInt(strings.TrimSpace(out), 10, 64)
-	if err != nil || micros <= 0 {
-		return fmt.Errorf("it printed %q", out)
+	lines := strings.Fields(out)
+	if len(lines) != len(group) {
+		return fmt.Errorf("%d scripts printed %q", len(group), out)
 	}
-	c.took[s.row] = append(c.took[s.row], time.Duration(micros)*time.Microsecond)
+	for i, s := range group {
+		micros, err := strconv.ParseInt(lines[i], 10, 64)
+		if err != nil || micros <= 0 {
+			return fmt.Errorf("%s printed %q", s.row, lines[i])
+		}
+		c.took[s.row] = append(c.took[s.row], time.Duration(micros)*time.Microsecond)
+	}
 	return nil
 }
 
 func (b *bench) printSubstrates(columns []*column, absent []string) {
 	fmt.Printf("## Substrates\n\n%d starts and restores, %d forks, the best of %d of the rest; "+
-		"load of the machine at the end: %s.\n\n|", b.runs, forkRuns, scriptRuns, load())
+		"load of the machine at the end: %s.\n\n|", b.runs, b.divide.Of(forkRuns), b.divide.Of(scriptRuns), load())
 	for _, c := range columns {
 		fmt.Printf(" | %s", c.title)
 	}
@@ -293,7 +347,7 @@ func (b *bench) printSubstrates(columns []*column, absent []string) {
 	line("restore, p50", func(c *column) string { return median(c, rowRestore, 50) })
 	line("live fork, p50", func(c *column) string { return median(c, rowFork, 50) })
 	bare := columns[len(columns)-1] // native
-	for _, s := range scripts {
+	for _, s := range scripts(b.divide) {
 		line(s.row, func(c *column) string {
 			if len(c.took[s.row]) == 0 {
 				return ""
@@ -340,7 +394,7 @@ func (b *bench) printGoals(columns []*column) {
 	if ours == nil || runsc == nil || len(ours.failed)+len(runsc.failed)+len(own.failed) > 0 {
 		return
 	}
-	cpu := scripts[0].row
+	cpu := scripts(b.divide)[0].row
 	fmt.Printf("| gvisor | measured | goal |\n|---|---|---|\n"+
 		"| `turn run` of `true` : bare `runsc restore` of the same checkpoint, p50 | %.2f | at "+
 		"most %.2f |\n", ratio(ours.took[rowStart], runsc.took[rowStart], 50), restoreGoal)

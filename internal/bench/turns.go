@@ -78,7 +78,7 @@ func (b *bench) sessionTurns(ctx context.Context, name, warm string) error {
 
 // ready waits until a machine waits for the next turn, as the page of the server's metrics says.
 func ready(ctx context.Context, page string) error {
-	for until := time.Now().Add(30 * time.Second); time.Now().Before(until); {
+	for until := time.Now().Add(5 * time.Minute); time.Now().Before(until); {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+page+"/metrics", nil)
 		if err != nil {
 			return err

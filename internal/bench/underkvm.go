@@ -27,9 +27,10 @@ func (b *bench) underKVM(ctx context.Context) error {
 	if err := os.Setenv("TURN_KERNEL", b.kernel); err != nil {
 		return err
 	}
+	accel := b.accel
 	b.accel = "kvm"
 	defer func() {
-		b.accel = ""
+		b.accel = accel
 		if _ = os.Unsetenv("TURN_KERNEL"); had {
 			_ = os.Setenv("TURN_KERNEL", before)
 		}
@@ -75,7 +76,7 @@ func (b *bench) printUnderKVM(columns []*column, absent []string) {
 	fmt.Printf("## Under KVM, with a kernel made for tests\n\n"+
 		"Ring 0 of these guests is emulated here: a guest's own work takes a multiple of its "+
 		"time elsewhere, and only ratios mean something. %d starts, restores and first commands, "+
-		"%d forks; load of the machine at the end: %s.\n\n", b.runs, forkRuns, load())
+		"%d forks; load of the machine at the end: %s.\n\n", b.runs, b.divide.Of(forkRuns), load())
 	for ; len(columns) > 1; columns = columns[2:] {
 		ours, bare := columns[0], columns[1]
 		fmt.Printf("| %s, %s | driver | bare program | ratio |\n|---|---|---|---|\n",

@@ -20,6 +20,9 @@ import (
 //go:embed template/template.toml testdata/goroutines/main.go
 var inputs embed.FS
 
+// Template is the name of the template in template/template.toml.
+const Template = "determinism-corpus"
+
 // A Runner runs groups of programs.
 type Runner struct {
 	x        *executor.Executor
@@ -28,7 +31,7 @@ type Runner struct {
 }
 
 // NewRunner returns a Runner which uses the empty directory dir. It builds the Go program of the
-// corpus with the go command, and the template of the corpus, unless it is built.
+// corpus with the go command.
 func NewRunner(ctx context.Context, x *executor.Executor, dir string,
 	progress func(string)) (*Runner, error) {
 	for _, name := range []string{"template/template.toml", "testdata/goroutines/main.go"} {
@@ -46,9 +49,14 @@ func NewRunner(ctx context.Context, x *executor.Executor, dir string,
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("go build: %w: %s", err, out)
 	}
-	_, err := x.BuildTemplate(ctx, filepath.Join(dir, "template.toml"),
-		executor.TemplateBuild{Progress: progress})
-	return &Runner{x, dir, progress}, err
+	return &Runner{x: x, dir: dir, progress: progress}, nil
+}
+
+// BuildTemplate builds the template of the groups whose Image is Template, unless it is built.
+func (r *Runner) BuildTemplate(ctx context.Context) error {
+	_, err := r.x.BuildTemplate(ctx, filepath.Join(r.dir, "template.toml"),
+		executor.TemplateBuild{Progress: r.progress})
+	return err
 }
 
 // Run runs g once: deterministic under tier, or as an ordinary turn in gVisor if tier is empty.

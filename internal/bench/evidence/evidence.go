@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/bench/size"
 	"turnstone.dev/turnstone/internal/proof"
 	"turnstone.dev/turnstone/internal/proof/key"
 	"turnstone.dev/turnstone/internal/statedir"
@@ -18,7 +19,7 @@ const runs = 300
 
 // Measure prints a table's rows with the cost of the evidence of a receipt that a turn wrote: its
 // statement is signed again with new keys in dir, and verified.
-func Measure(ctx context.Context, receipt []byte, dir string) error {
+func Measure(ctx context.Context, receipt []byte, dir string, d size.Divisor) error {
 	text, signed, err := proof.OpenText(ctx, "the receipt", receipt)
 	if err != nil {
 		return err
@@ -80,7 +81,7 @@ func Measure(ctx context.Context, receipt []byte, dir string) error {
 	} {
 		took := sum
 		if part.run != nil {
-			if took, err = median(part.run); err != nil {
+			if took, err = median(part.run, d.Of(runs)); err != nil {
 				return err
 			}
 		}
@@ -92,10 +93,10 @@ func Measure(ctx context.Context, receipt []byte, dir string) error {
 	return nil
 }
 
-// median returns the median duration of f.
-func median(f func() error) (time.Duration, error) {
+// median returns the median duration of f, which it runs n times.
+func median(f func() error, n int) (time.Duration, error) {
 	var all []time.Duration
-	for range runs {
+	for range n {
 		began := time.Now()
 		if err := f(); err != nil {
 			return 0, err

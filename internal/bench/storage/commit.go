@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/bench/size"
 	"turnstone.dev/turnstone/internal/fsimage/ext4"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/blob/local"
@@ -26,20 +27,32 @@ import (
 // commitRuns is the number of measurements of each way of keeping files; the median counts.
 const commitRuns = 3
 
+// A fileSet is files to keep.
+type fileSet struct {
+	title string
+	make  func(ctx context.Context, dir string) error
+}
+
+// fileSets returns many small files, and few large ones.
+func fileSets(d size.Divisor) []fileSet {
+	many, large := d.Of(20_000), d.Of(128<<20) // the line below a title has the numbers
+	return []fileSet{
+		{"20,000 files of source code",
+			func(ctx context.Context, dir string) error { return sourceFiles(ctx, dir, many) }},
+		{"1 GiB in eight files, four of them text",
+			func(_ context.Context, dir string) error { return largeFiles(dir, large) }},
+	}
+}
+
 // Measure prints the cost of keeping a turn's files: from the frozen scratch disk until everything
 // is durable, compared with other programs that keep files. All of them read from warm page caches,
-// and end with everything on the disk. Measure works in a folder of parent.
-func Measure(ctx context.Context, parent string) error {
+// and end with everything on the disk. Measure works in a folder of parent. A quick run leaves out programs that
+// are not installed, and has the others keep only the first files.
+func Measure(ctx context.Context, parent string, d size.Divisor) error {
 	fmt.Printf("## Commit\n\n")
-	for _, set := range []struct {
-		title string
-		make  func(ctx context.Context, dir string) error
-	}{
-		{"20,000 files of source code", sourceFiles},
-		{"1 GiB in eight files, four of them text", largeFiles},
-	} {
+	for i, set := range fileSets(d) {
 		dir := filepath.Join(parent, "commit")
-		err := commitSet(ctx, dir, set.title, set.make)
+		err := commitSet(ctx, dir, set, d, i == 0 || d == size.Full)
 		if rerr := removeAll(dir); err == nil {
 			err = rerr
 		}
@@ -52,8 +65,9 @@ func Measure(ctx context.Context, parent string) error {
 
 // A keeper is a way of keeping files.
 type keeper struct {
-	name string
-	peer bool // a program to compare with
+	name     string
+	programs []string // that it runs, in PATH
+	peer     bool     // a program to compare with
 	// keep keeps the files in the new or existing repository at repo. Everything in it is durable
 	// afterwards.
 	keep func(ctx context.Context, repo string) error
@@ -63,28 +77,34 @@ type keeper struct {
 	noRepo  bool
 }
 
-func commitSet(ctx context.Context, dir, title string,
-	files func(context.Context, string) error) error {
+func commitSet(ctx context.Context, dir string, set fileSet, d size.Divisor, compare bool) error {
 	src := filepath.Join(dir, "disk", "upper")
 	if err := os.MkdirAll(src, 0o755); err != nil {
 		return err
 	}
-	if err := files(ctx, src); err != nil {
+	if err := set.make(ctx, src); err != nil {
 		return err
 	}
-	count, size, err := measureFiles(src)
+	count, bytes, err := measureFiles(src)
 	if err != nil {
 		return err
 	}
-	ours, err := newCommitter(ctx, filepath.Dir(src), filepath.Join(dir, "scratch.ext4"), size)
+	ours, err := newCommitter(ctx, filepath.Dir(src), filepath.Join(dir, "scratch.ext4"), bytes)
 	if err != nil {
 		return err
+	}
+	others, absent := tools(src), ""
+	if d > size.Full {
+		others, absent = installed(others)
+	}
+	if !compare {
+		others, absent = nil, ""
 	}
 	keepers := append([]keeper{{name: "turnstone", keep: ours.commit, prepare: ours.prepare,
-		again: true}}, tools(src)...)
+		again: true}}, others...)
 	first, second, stored := map[string][]time.Duration{}, map[string][]time.Duration{},
 		map[string]int64{}
-	for range commitRuns { // alternately, so that a slow minute affects all of them
+	for range d.Of(commitRuns) { // alternately, so that a slow minute affects all of them
 		for _, k := range keepers {
 			repo := filepath.Join(dir, "repo")
 			if err := commitOnce(ctx, k, repo, first, second, stored); err != nil {
@@ -95,8 +115,8 @@ func commitSet(ctx context.Context, dir, title string,
 			}
 		}
 	}
-	fmt.Printf("%s: %d files, %.0f MB.\n\n", title, count, float64(size)/1e6)
-	printCommit(keepers, first, second, stored, size)
+	fmt.Printf("%s: %d files, %.0f MB.%s\n\n", set.title, count, float64(bytes)/1e6, absent)
+	printCommit(keepers, first, second, stored, bytes)
 	return nil
 }
 
@@ -156,15 +176,18 @@ func printCommit(keepers []keeper, first, second map[string][]time.Duration,
 		"more, nothing changed |\n|---|---|---|---|---|---|\n")
 	for _, k := range keepers {
 		t := median(first[k.name])
-		kept, again := "", ""
+		kept, again, times := "–", "–", "–"
+		if fastest > 0 {
+			times = fmt.Sprintf("%.1f times that", float64(fastest)/float64(t))
+		}
 		if !k.noRepo {
 			kept = fmt.Sprintf("%.0f MB", float64(stored[k.name])/1e6)
 		}
 		if k.again {
 			again = ms(median(second[k.name]))
 		}
-		fmt.Printf("| %s | %.2f | %.2f | %.1f times that | %s | %s |\n", k.name, t.Seconds(),
-			float64(size)/1e9/t.Seconds(), float64(fastest)/float64(t), kept, again)
+		fmt.Printf("| %s | %.2f | %.2f | %s | %s | %s |\n", k.name, t.Seconds(),
+			float64(size)/1e9/t.Seconds(), times, kept, again)
 	}
 	fmt.Println()
 }

@@ -8,11 +8,13 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/bench/size"
 	"turnstone.dev/turnstone/internal/store"
 	"turnstone.dev/turnstone/internal/store/blob/local"
 	"turnstone.dev/turnstone/internal/store/seal"
@@ -24,17 +26,13 @@ const keyRuns = 5
 
 // MeasureKeys prints the cost of sealing: commits and reads of the same files in a domain and
 // publicly, alternately in one run. It works in a folder of parent.
-func MeasureKeys(ctx context.Context, parent string) error {
+func MeasureKeys(ctx context.Context, parent string, d size.Divisor) error {
 	fmt.Printf("## Keys at rest\n\n")
-	for _, set := range []struct {
-		title string
-		make  func(ctx context.Context, dir string) error
-	}{
-		{"1 GiB in eight files, four of them text", largeFiles},
-		{"20,000 files of source code", sourceFiles},
-	} {
+	both := fileSets(d)
+	slices.Reverse(both)
+	for _, set := range both {
 		dir := filepath.Join(parent, "keys")
-		err := keySet(ctx, dir, set.title, set.make)
+		err := keySet(ctx, dir, set, d.Of(keyRuns))
 		if rerr := removeAll(dir); err == nil {
 			err = rerr
 		}
@@ -42,7 +40,7 @@ func MeasureKeys(ctx context.Context, parent string) error {
 			return fmt.Errorf("%s: %w", set.title, err)
 		}
 	}
-	return sealedFiles()
+	return sealedFiles(d)
 }
 
 // A cost is what an operation took.
@@ -80,13 +78,12 @@ type keyRow struct {
 	costs [][2]cost
 }
 
-func keySet(ctx context.Context, dir, title string,
-	files func(context.Context, string) error) error {
+func keySet(ctx context.Context, dir string, set fileSet, runs int) error {
 	src := filepath.Join(dir, "disk", "upper")
 	if err := os.MkdirAll(src, 0o755); err != nil {
 		return err
 	}
-	if err := files(ctx, src); err != nil {
+	if err := set.make(ctx, src); err != nil {
 		return err
 	}
 	count, size, err := measureFiles(src)
@@ -103,7 +100,7 @@ func keySet(ctx context.Context, dir, title string,
 	}
 	rows := []*keyRow{{name: "commit"}, {name: "read all"}}
 	var stored [2]int64
-	for range keyRuns {
+	for range runs {
 		var commit, read [2]cost
 		for i, d := range []*seal.Domain{nil, key} {
 			c.domain = d
@@ -127,7 +124,7 @@ func keySet(ctx context.Context, dir, title string,
 		rows[0].costs = append(rows[0].costs, commit)
 		rows[1].costs = append(rows[1].costs, read)
 	}
-	fmt.Printf("%s: %d files, %.0f MB; stored: %.0f MB public, %.0f MB sealed.\n\n", title, count,
+	fmt.Printf("%s: %d files, %.0f MB; stored: %.0f MB public, %.0f MB sealed.\n\n", set.title, count,
 		float64(size)/1e6, float64(stored[0])/1e6, float64(stored[1])/1e6)
 	printKeys(rows, size)
 	return nil
@@ -144,7 +141,7 @@ func printKeys(rows []*keyRow, size int64) {
 				wall[i], cpu[i] = append(wall[i], c[i].wall), append(cpu[i], c[i].cpu)
 			}
 			wallRatio = append(wallRatio, c[1].wall*1e6/c[0].wall)
-			cpuRatio = append(cpuRatio, c[1].cpu*1e6/c[0].cpu)
+			cpuRatio = append(cpuRatio, c[1].cpu*1e6/max(c[0].cpu, 1))
 		}
 		speed := func(d time.Duration) string {
 			return fmt.Sprintf("%.2f s, %.2f GB/s", d.Seconds(), float64(size)/1e9/d.Seconds())
@@ -184,16 +181,16 @@ func (c *committer) read(ctx context.Context, repo string) error {
 }
 
 // sealedFiles prints the speed of sealed files, in memory.
-func sealedFiles() error {
+func sealedFiles(divide size.Divisor) error {
 	d, err := seal.New(seal.NewKey())
 	if err != nil {
 		return err
 	}
-	plain := make([]byte, 256<<20)
+	plain := make([]byte, divide.Of(256<<20))
 	var file bytes.Buffer
 	file.Grow(int(seal.StreamSize(int64(len(plain)))))
 	var write, read, parts []time.Duration
-	for range keyRuns {
+	for range divide.Of(keyRuns) {
 		file.Reset()
 		began := time.Now()
 		w, err := d.NewWriter(&file, "bench")

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -45,20 +46,20 @@ func tools(src string) []keeper {
 		}
 	}
 	return []keeper{
-		{name: "restic", peer: true, again: true,
+		{name: "restic", programs: []string{"restic"}, peer: true, again: true,
 			prepare: func(ctx context.Context, repo string) error {
 				return command(ctx, "", "restic", "-q", "-r", repo, "--no-cache", "init")
 			},
 			keep: func(ctx context.Context, repo string) error {
 				return command(ctx, src, "restic", "-q", "-r", repo, "--no-cache", "backup", ".")
 			}},
-		{name: "git", peer: true, again: true,
+		{name: "git", programs: []string{"git"}, peer: true, again: true,
 			prepare: func(ctx context.Context, repo string) error {
 				return command(ctx, "", "git", "init", "-q", "--bare", repo)
 			},
 			keep: shell(`g="git --git-dir=$1 --work-tree=. -c gc.auto=0 -c core.bare=false"; ` +
 				`$g add -A -f . && $g commit -q --allow-empty -m turn`)},
-		{name: "ostree", peer: true, again: true,
+		{name: "ostree", programs: []string{"ostree"}, peer: true, again: true,
 			prepare: func(ctx context.Context, repo string) error {
 				return command(ctx, "", "ostree", "init", "--repo="+repo, "--mode=bare")
 			},
@@ -66,16 +67,31 @@ func tools(src string) []keeper {
 				return command(ctx, src, "ostree", "commit", "--repo="+repo, "--branch=main",
 					"--subject=turn", ".")
 			}},
-		{name: "floor: tar \\| zstd -1",
+		{name: "floor: tar \\| zstd -1", programs: []string{"zstd"},
 			keep: shell(`tar -cf - . | zstd -q -1 -T0 -o "$1/all.tar.zst"`)},
 		{name: "floor: sha256sum, two at a time", noRepo: true,
 			keep: shell(`find . -type f -print0 | xargs -0 -n 200 -P 2 sha256sum`)},
 	}
 }
 
-// sourceFiles fills dir with 20,000 files of Go's own source and of this module's dependencies.
-func sourceFiles(ctx context.Context, dir string) error {
-	left := 20_000
+// installed returns the keepers whose programs are installed, and a sentence that names the others.
+func installed(all []keeper) (found []keeper, absent string) {
+	for _, k := range all {
+		missing := slices.ContainsFunc(k.programs, func(name string) bool {
+			_, err := exec.LookPath(name)
+			return err != nil
+		})
+		if missing {
+			absent += fmt.Sprintf(" Not installed here: %s.", k.name)
+			continue
+		}
+		found = append(found, k)
+	}
+	return found, absent
+}
+
+// sourceFiles fills dir with some files of Go's own source and of this module's dependencies.
+func sourceFiles(ctx context.Context, dir string, left int) error {
 	for i, name := range []string{"GOROOT", "GOMODCACHE"} {
 		out, err := exec.CommandContext(ctx, "go", "env", name).Output()
 		if err != nil {
@@ -123,9 +139,9 @@ func copyFiles(src, dst string, limit int) (int, error) {
 	return limit, err
 }
 
-// largeFiles fills dir with 1 GiB: tables of numbers as text, and incompressible data.
-func largeFiles(_ context.Context, dir string) error {
-	const files, size = 8, 128 << 20
+// largeFiles fills dir with eight files of a size: tables of numbers as text, and incompressible data.
+func largeFiles(dir string, size int) error {
+	const files = 8
 	r := rand.New(rand.NewPCG(1, 2))
 	for i := range files {
 		name, fill := "random.bin", fillRandom

@@ -35,27 +35,48 @@ import (
 )
 
 type bench struct {
-	bin, root, operatorPath         string
-	nodes, callers, claims, objects int
-	sandboxes, claimsOfReal         int
-	server                          *server
-	requests, calls                 counts // of the operator in this process
-	profile                         string
+	sizes
+	bin, root, operatorPath string
+	server                  *server
+	requests, calls         counts // of the operator in this process
+	profile                 string
+}
+
+// sizes are how much is measured.
+type sizes struct {
+	nodes, callers, claims, objects, sandboxes, claimsOfReal int // which flags give
+	warmUp, singles, pool                                    int
+}
+
+func fullSizes() sizes {
+	return sizes{nodes: 64, callers: 64, claims: 10_000, objects: 500, sandboxes: 100_000, claimsOfReal: 50,
+		warmUp: 200, singles: 50, pool: 10}
+}
+
+// quickSizes are the smallest with which all code runs.
+func quickSizes() sizes {
+	return sizes{nodes: 2, callers: 2, claims: 20, objects: 2, sandboxes: 50, claimsOfReal: 1,
+		warmUp: 2, singles: 1, pool: 1}
 }
 
 func main() {
-	var b bench
+	b := bench{sizes: fullSizes()}
+	quick := flag.Bool("quick", false, "run all code with the smallest sizes; the figures mean nothing")
 	flag.StringVar(&b.bin, "bin", "bin", "folder of turn, turn-server and runsc")
 	flag.StringVar(&b.operatorPath, "operator", "bin/turn-operator", "the program turn-operator")
 	flag.StringVar(&b.root, "root", ".", "folder of the checkout")
-	flag.IntVar(&b.nodes, "nodes", 64, "simulated nodes; 0: only real sandboxes")
-	flag.IntVar(&b.callers, "callers", 64, "callers at one time")
-	flag.IntVar(&b.claims, "claims", 10_000, "claims through the gateway")
-	flag.IntVar(&b.objects, "objects", 500, "SandboxClaim objects")
-	flag.IntVar(&b.sandboxes, "sandboxes", 100_000, "sandboxes for the controller's memory")
+	flag.IntVar(&b.nodes, "nodes", b.nodes, "simulated nodes; 0: only real sandboxes")
+	flag.IntVar(&b.callers, "callers", b.callers, "callers at one time")
+	flag.IntVar(&b.claims, "claims", b.claims, "claims through the gateway")
+	flag.IntVar(&b.objects, "objects", b.objects, "SandboxClaim objects")
+	flag.IntVar(&b.sandboxes, "sandboxes", b.sandboxes, "sandboxes for the controller's memory")
 	flag.StringVar(&b.profile, "profile", "", "file for a profile of this process while it serves objects")
-	flag.IntVar(&b.claimsOfReal, "real", 50, "claims of real sandboxes, each way")
+	flag.IntVar(&b.claimsOfReal, "real", b.claimsOfReal, "claims of real sandboxes, each way")
 	flag.Parse()
+	if *quick {
+		b.sizes = quickSizes()
+		flag.Parse() // sizes that flags give have precedence
+	}
 	if err := b.run(context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
@@ -88,7 +109,7 @@ func (b *bench) simulated(ctx context.Context, dir string) (err error) {
 	defer b.server.end()
 	fmt.Printf("\n%d simulated nodes and %d callers in one process, gateway and controller in another "+
 		"(SQLite), etcd and kube-apiserver; load at the beginning %s.\n\n| what | |\n|---|---|\n", b.nodes, b.callers, load())
-	if _, err := b.gateway(ctx, "warm-up", 200); err != nil {
+	if _, err := b.gateway(ctx, "warm-up", b.warmUp); err != nil {
 		return err
 	}
 	used := b.server.cpu()
@@ -151,7 +172,7 @@ func quantile(all []time.Duration, percent int) float64 {
 
 // memory fills the controller with sandboxes.
 func (b *bench) memory(ctx context.Context) error {
-	made := 200 + b.claims
+	made := b.warmUp + b.claims
 	if b.sandboxes <= made {
 		return nil
 	}
@@ -301,11 +322,17 @@ func (b *bench) measureObjects(ctx context.Context, c *kubetest.Cluster) error {
 	}
 	fmt.Printf("| from the creation of such an object until it is ready, %d at once, p50 and p99 | %.0f ms, %.0f ms |\n",
 		b.callers, quantile(took, 50), quantile(took, 99))
-	one, err := claimAll(ctx, to, "single", 50, 1)
+	one, err := claimAll(ctx, to, "single", b.singles, 1)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("| the same of 50, one after the other | %.0f ms, %.0f ms |\n", quantile(one, 50), quantile(one, 99))
+	fmt.Printf("| the same of %d, one after the other | %.0f ms, %.0f ms |\n", b.singles, quantile(one, 50),
+		quantile(one, 99))
+	return b.printWrites(c)
+}
+
+// printWrites prints the operator's writes for the claims that were measured.
+func (b *bench) printWrites(c *kubetest.Cluster) error {
 	writes, err := c.Writes()
 	if err != nil {
 		return err

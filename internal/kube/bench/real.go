@@ -31,7 +31,6 @@ import (
 )
 
 const (
-	realPool = 10        // sandboxes that wait
 	realKind = "256Mi"   // their memory
 	tenant   = "default" // whose they are: the namespace of the claims
 	say      = "echo up"
@@ -45,6 +44,7 @@ func operatorScopes() []string {
 // A realNode is a server with all roles, whose sandboxes are real and wait in a pool, with its operator.
 type realNode struct {
 	bin, home, client string
+	pool              int // sandboxes that wait
 	server, operator  *program
 	metrics, router   string
 }
@@ -55,7 +55,7 @@ func (b *bench) real(ctx context.Context, dir string) error {
 	if b.claimsOfReal == 0 {
 		return nil
 	}
-	n, err := startReal(ctx, b.bin, dir)
+	n, err := startReal(ctx, b.bin, dir, b.pool)
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func (b *bench) real(ctx context.Context, dir string) error {
 		return err
 	}
 	fmt.Printf("\n%d claims of real sandboxes that wait, one after another: gVisor, one server with all roles, pool of %d; "+
-		"load at the beginning %s.\n\n| from the call until | p50 | p99 |\n|---|---|---|\n", b.claimsOfReal, realPool, load())
+		"load at the beginning %s.\n\n| from the call until | p50 | p99 |\n|---|---|---|\n", b.claimsOfReal, b.pool, load())
 	before, err := n.warmClaims(ctx)
 	if err != nil {
 		return err
@@ -96,7 +96,7 @@ func (b *bench) real(ctx context.Context, dir string) error {
 }
 
 // startReal starts the server on a state directory with the templates that all tests share.
-func startReal(ctx context.Context, bin, dir string) (n *realNode, err error) {
+func startReal(ctx context.Context, bin, dir string, pool int) (n *realNode, err error) {
 	shared, err := testhome.Path()
 	if err != nil {
 		return nil, err
@@ -104,7 +104,7 @@ func startReal(ctx context.Context, bin, dir string) (n *realNode, err error) {
 	if bin, err = filepath.Abs(bin); err != nil {
 		return nil, err
 	}
-	n = &realNode{bin: bin, home: filepath.Join(dir, "node"), client: filepath.Join(dir, "user")}
+	n = &realNode{bin: bin, pool: pool, home: filepath.Join(dir, "node"), client: filepath.Join(dir, "user")}
 	for _, part := range []string{"templates", "kernel", "snapshots", "cache"} {
 		if err := errors.Join(os.MkdirAll(n.home, 0o700), os.MkdirAll(filepath.Join(shared, part), 0o700),
 			os.Symlink(filepath.Join(shared, part), filepath.Join(n.home, part))); err != nil {
@@ -114,7 +114,7 @@ func startReal(ctx context.Context, bin, dir string) (n *realNode, err error) {
 	n.server, err = startProgram(ctx, []string{"TURN_HOME=" + n.home, "TURN_RUNSC=" + filepath.Join(bin, "runsc"),
 		"TURN_SERVER_LIMITS_RATE=100000", "TURN_SERVER_LIMITS_BURST=100000", "TURN_SERVER_TELEMETRY_LISTEN=127.0.0.1:0",
 		fmt.Sprintf(`TURN_SERVER_POOLS=[{template = "base", tenant = %q, memory = "256MiB", min = %d, max = %[2]d}]`,
-			tenant, realPool)},
+			tenant, pool)},
 		filepath.Join(bin, "turn-server"), "serve", "--listen", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
@@ -231,11 +231,11 @@ func (n *realNode) warmClaims(ctx context.Context) (float64, error) {
 func (n *realNode) full(ctx context.Context) error {
 	for end := time.Now().Add(5 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		has, err := n.gauge(ctx, `turnstone_pool_sandboxes{state="ready"}`)
-		if err != nil || has >= realPool {
+		if err != nil || has >= float64(n.pool) {
 			return err
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("%.0f sandboxes wait, not %d: %s", has, realPool, n.server.log.String())
+			return fmt.Errorf("%.0f sandboxes wait, not %d: %s", has, n.pool, n.server.log.String())
 		}
 	}
 }

@@ -88,7 +88,7 @@ func BenchmarkIdle(b *testing.B) {
 }
 
 func idle(b *testing.B, kind string, open func(c *child) net.Conn) float64 {
-	count := max(50, size.OfProgram().Of(500)) // fewer do not stand out of what the heap has anyway
+	count := max(20, size.OfProgram().Of(500)) // fewer do not stand out of what the heap has anyway
 	c := startChild(b, kind, sink(b))
 	_ = open(c).Close() // what is made once
 	for n := 1; n > 0; {
