@@ -130,7 +130,7 @@ func (s *settings) race(names []string) (parts []part, err error) {
 	for _, name := range slices.Sorted(maps.Keys(some)) {
 		patterns = append(patterns, some[name])
 	}
-	add("race of goroutines", slices.Sorted(maps.Keys(some)), "-run", strings.Join(patterns, "|"))
+	add("race of goroutines", slices.Sorted(maps.Keys(some)), "-skip", apart, "-run", strings.Join(patterns, "|"))
 	return parts, nil
 }
 
