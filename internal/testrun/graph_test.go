@@ -141,6 +141,23 @@ func TestConcurrency(t *testing.T) {
 	}
 }
 
+// TestGroups: packages are together if no test of one has the name of a test of another that is not meant.
+func TestGroups(t *testing.T) {
+	got := groups(map[string]concurrency{
+		"a": {tests: []string{"TestX"}, all: []string{"TestX", "TestY"}},
+		"b": {tests: []string{"TestZ"}, all: []string{"TestZ"}},
+		"c": {tests: []string{"TestY"}, all: []string{"TestY"}}, // which a is not to run
+		"d": {tests: []string{"TestX"}, all: []string{"TestX"}},
+		"e": {tests: []string{"TestQ"}, all: []string{"TestQ", "TestX"}},
+	})
+	want := []group{{[]string{"a", "b", "d"}, []string{"TestX", "TestZ", "TestX"}}, {[]string{"c", "e"}, []string{"TestY", "TestQ"}}}
+	if !slices.EqualFunc(got, want, func(a, b group) bool {
+		return slices.Equal(a.names, b.names) && slices.Equal(a.tests, b.tests)
+	}) {
+		t.Errorf("the groups are %v, want %v", got, want)
+	}
+}
+
 func TestTagged(t *testing.T) {
 	p := files(t, map[string]string{"a_test.go": `// TestA is.
 //testrun:user kvm

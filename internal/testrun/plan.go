@@ -126,11 +126,9 @@ func (s *settings) race(names []string) (parts []part, err error) {
 		parts = append(parts, p)
 	}
 	add("race", whole, "-skip", apart)
-	var patterns []string
-	for _, name := range slices.Sorted(maps.Keys(some)) {
-		patterns = append(patterns, some[name])
+	for i, g := range groups(some) {
+		add(fmt.Sprintf("race of goroutines %d", i+1), g.names, "-skip", apart, "-run", "^("+strings.Join(g.tests, "|")+")$")
 	}
-	add("race of goroutines", slices.Sorted(maps.Keys(some)), "-skip", apart, "-run", strings.Join(patterns, "|"))
 	return parts, nil
 }
 

@@ -7,7 +7,6 @@ import (
 	"go/token"
 	"maps"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -17,10 +16,10 @@ import (
 const ownRace = "//testrun:race own"
 
 // raced returns the packages whose tests run under the race detector, and of the packages in which only some tests
-// do, the pattern of these. A package that starts no goroutine, nor do its tests, has nothing that the detector
-// could see: what it imports has tests of its own.
-func (g graph) raced(names []string) (whole []string, some map[string]string, err error) {
-	some = map[string]string{}
+// do, these. A package that starts no goroutine, nor do its tests, has nothing that the detector could see: what it
+// imports has tests of its own.
+func (g graph) raced(names []string) (whole []string, some map[string]concurrency, err error) {
+	some = map[string]concurrency{}
 	for _, name := range names {
 		p := g[name]
 		c, err := concurrencyOf(p)
@@ -30,14 +29,42 @@ func (g graph) raced(names []string) (whole []string, some map[string]string, er
 		case c.own && !c.only:
 			whole = append(whole, name)
 		case len(c.tests) > 0:
-			var quoted []string
-			for _, t := range c.tests {
-				quoted = append(quoted, regexp.QuoteMeta(t))
-			}
-			some[name] = "^(" + strings.Join(quoted, "|") + ")$"
+			some[name] = c
 		}
 	}
 	return whole, some, nil
+}
+
+// A group is packages that one go test can run: its pattern selects in each of them the tests that are meant.
+type group struct {
+	names []string
+	tests []string
+}
+
+// groups divides packages into few groups.
+func groups(some map[string]concurrency) (all []group) {
+	for _, name := range slices.Sorted(maps.Keys(some)) {
+		c, placed := some[name], false
+		for i := range all {
+			fits := c.selects(all[i].tests)
+			for _, other := range all[i].names {
+				fits = fits && some[other].selects(c.tests)
+			}
+			if fits {
+				all[i].names, all[i].tests, placed = append(all[i].names, name), append(all[i].tests, c.tests...), true
+				break
+			}
+		}
+		if !placed {
+			all = append(all, group{[]string{name}, slices.Clone(c.tests)})
+		}
+	}
+	return all
+}
+
+// selects reports whether names that are other packages' select no other tests than those that are meant here.
+func (c concurrency) selects(names []string) bool {
+	return !slices.ContainsFunc(names, func(n string) bool { return slices.Contains(c.all, n) && !slices.Contains(c.tests, n) })
 }
 
 // A concurrency says what of a package runs beside something else.
@@ -45,6 +72,7 @@ type concurrency struct {
 	own   bool     // its own code, or its TestMain, starts goroutines
 	only  bool     // its tests say ownRace
 	tests []string // that start goroutines, or run in parallel; sorted
+	all   []string // tests
 }
 
 func concurrencyOf(p *pkg) (concurrency, error) {
@@ -75,7 +103,7 @@ func concurrencyOf(p *pkg) (concurrency, error) {
 				continue
 			}
 			ast.Inspect(fn, func(n ast.Node) bool {
-				starts[fn.Name.Name] = starts[fn.Name.Name] || concurrent(n)
+				starts[fn.Name.Name] = starts[fn.Name.Name] || concurrent(n) // a test that starts nothing is there, too
 				if id, ok := n.(*ast.Ident); ok {
 					calls[fn.Name.Name] = append(calls[fn.Name.Name], id.Name)
 				}
@@ -85,7 +113,10 @@ func concurrencyOf(p *pkg) (concurrency, error) {
 	}
 	spread(starts, calls)
 	for name := range starts {
-		if starts[name] && strings.HasPrefix(name, "Test") && name != "TestMain" {
+		if !strings.HasPrefix(name, "Test") || name == "TestMain" {
+			continue
+		}
+		if c.all = append(c.all, name); starts[name] {
 			c.tests = append(c.tests, name)
 		}
 	}
