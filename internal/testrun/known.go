@@ -9,6 +9,7 @@ func known() []unit {
 		{"internal/driver/gvisor", "^TestConsoleFlood$"},
 		{"internal/driver/gvisor", "^TestConformance$/^memory_limit$"},
 		{"internal/driver/qemu", "^Test(Strict|KernelsThatDoNotStart)$"},
+		{"internal/driver/qemu", "^TestConformance$/^(live_fork|runs_commands)$"},
 		{"internal/e2b", "^TestPages$"},
 		{"internal/guest/agent", "^Test(KillTree|BusyBackground|Streaming)$"},
 		{"internal/guest/process", "^TestSettle$"},
