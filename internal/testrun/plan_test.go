@@ -1,0 +1,67 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func newSettings(t *testing.T) *settings {
+	t.Helper()
+	g, err := load(t.Context(), "go", "../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &settings{goTool: "go", root: "../..", cpus: 2, graph: g, full: true, kernel: "/vmlinux", kvm: true, user: true}
+}
+
+// TestEachPackageOnce: every package with tests is in one part of make test; what another part runs of it, that one
+// leaves out.
+func TestEachPackageOnce(t *testing.T) {
+	s := newSettings(t)
+	times := map[string]int{}
+	for _, lane := range s.test() {
+		for _, p := range lane {
+			if !p.tests || slices.Contains(p.argv, "-run") {
+				continue
+			}
+			for _, arg := range p.argv {
+				if name, ok := strings.CutPrefix(arg, "./"); ok && p.dir == "" {
+					times[name]++
+				}
+			}
+		}
+	}
+	for name, p := range s.graph {
+		if want := map[bool]int{true: 1}[p.hasTests()]; times[name] != want {
+			t.Errorf("%q is in %d parts, want %d", name, times[name], want)
+		}
+	}
+}
+
+// TestAgain: a full run has every way, and a run of a change in a package that only the command line uses has only
+// what reaches it.
+func TestAgain(t *testing.T) {
+	s := newSettings(t)
+	names := func() (all []string) {
+		lanes, err := s.again(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, lane := range lanes {
+			for _, p := range lane {
+				all = append(all, p.name)
+			}
+		}
+		return all
+	}
+	for _, want := range []string{"race", "race of goroutines 1", "sweeps", "soak", "kvm internal/driver/qemu", "qemu cmd/turn", "as a user"} {
+		if all := names(); !slices.Contains(all, want) {
+			t.Errorf("a full run has no part %q: %q", want, all)
+		}
+	}
+	others, err := s.others([]string{"internal/suggest"})
+	if err != nil || len(others) > 0 {
+		t.Errorf("a change that reaches no machine runs %v, %v", others, err)
+	}
+}
