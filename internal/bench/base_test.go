@@ -79,7 +79,7 @@ func TestBase(t *testing.T) {
 			t.Error(out.String())
 		}
 	}
-	if built, err := os.ReadFile(".cache/built"); err != nil || string(built) != "built\nbuilt\n" {
+	if built, err := os.ReadFile(".cache/built"); err != nil || string(built) != "built\n" {
 		t.Errorf("the commit was built: %q, %v", built, err)
 	}
 	if left, err := os.ReadDir(os.TempDir()); err != nil || len(left) > 0 {

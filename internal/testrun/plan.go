@@ -65,8 +65,8 @@ func (s *settings) test() [][]part {
 	shim.dir, shim.env = "shim", append(shim.env, "CGO_ENABLED=0")
 	return [][]part{
 		{packages, soak},
-		{scripts, corpus, suites},
-		append(s.checks(), kube, shim),
+		{scripts, corpus},
+		append(s.checks(), kube, shim, suites),
 	}
 }
 
