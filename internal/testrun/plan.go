@@ -51,7 +51,7 @@ func (s *settings) checks() []part {
 
 // test runs every test once.
 func (s *settings) test() [][]part {
-	packages := s.goTest("packages", s.tested(), "-p", strconv.Itoa(s.cpus), "-skip", apart)
+	packages := s.goTest("packages", s.tested(), "-p", strconv.Itoa(s.cpus+1), "-skip", apart) // some only wait
 	packages.env = append(packages.env, "TURN_TEST_BROWSER=1")
 	scripts := s.goTest("scripts", []string{"cmd/turn"}, "-parallel", strconv.Itoa(s.cpus), "-run", "^Test(Machine)?Script$")
 	scripts.total = s.scripts
