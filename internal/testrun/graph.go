@@ -61,7 +61,9 @@ var starts = map[string][]string{
 	"client":                  {"cmd/turn", "cmd/turn-server"},
 	"examples":                {"cmd/turn"},
 	"packaging/image":         {"cmd/turn", "cmd/turn-server", "cmd/turn-operator"},
+	"internal/bench":          {"cmd/turn", "internal/driver/gvisor", "internal/driver/qemu", "internal/server/node/warm"},
 	"internal/bench/corpus":   {"cmd/turn"},
+	"internal/kube/bench":     {"cmd/turn", "cmd/turn-server", "cmd/turn-operator"},
 	"internal/kube/turns":     {"cmd/turn-server"},
 	"internal/kube/agents":    {"cmd/turn-server"},
 }
