@@ -23,7 +23,7 @@ func known() []unit {
 		{"sandboxes", "^Test(Exec|ChannelsLeaveRoom)$"},
 		{"sandboxes/access", "^Test(SignalIsLost|SilentCommand)$"},
 		{"sandboxes/performed", "^TestSettle$"},
-		script("badsteps|channel|failing|lifetime|network|remote-operated|remote-pool|remote-restart|remote-sandbox|sandbox-exec|" +
+		script("badsteps|channel|failing|lifetime|network|remote-examples|remote-operated|remote-pool|remote-restart|remote-sandbox|sandbox-exec|" +
 			"serve-local|terminal"),
 	}
 }
