@@ -62,7 +62,7 @@ func run(ctx context.Context, args []string) (bool, error) {
 	s := settings{goTool: cmp.Or(os.Getenv("GO"), "go"), cpus: runtime.NumCPU(), kernel: os.Getenv("TEST_KERNEL"),
 		user: os.Geteuid() == 0}
 	f.BoolVar(&s.full, "full", false, "again: everything, and sweeps to their end")
-	f.StringVar(&s.base, "base", "", "again: the commit that the files are compared with (default: the last one older than "+session.String()+")")
+	f.StringVar(&s.base, "base", "", "again: the commit that the files are compared with (default: the last one "+recent.String()+" older than the newest)")
 	list := f.Bool("list", false, "print the parts, and run none")
 	times := f.Int("n", 10, "busy: how often each has to pass")
 	if err := f.Parse(args); err != nil {
@@ -79,7 +79,7 @@ func run(ctx context.Context, args []string) (bool, error) {
 		return false, err
 	}
 	if s.base == "" && !s.full && f.Arg(0) == "again" {
-		if s.base, err = lastSession(ctx, s.root); err != nil {
+		if s.base, err = before(ctx, s.root); err != nil {
 			return false, err
 		}
 	}
@@ -115,12 +115,11 @@ func run(ctx context.Context, args []string) (bool, error) {
 	return r.run(ctx, lanes), nil
 }
 
-// session is how long people work on a change that they submit as a whole.
-const session = 4 * time.Hour
+// recent is the age up to which commits belong to the change that is tested.
+const recent = 4 * time.Hour
 
-// lastSession returns the last commit that is older than a session before the newest one: what came since is the
-// change.
-func lastSession(ctx context.Context, root string) (string, error) {
+// before returns the last commit that is not recent, counted from the newest one.
+func before(ctx context.Context, root string) (string, error) {
 	git := func(args ...string) (string, error) {
 		cmd := exec.CommandContext(ctx, "git", args...)
 		cmd.Dir, cmd.Stderr = root, os.Stderr
@@ -135,9 +134,9 @@ func lastSession(ctx context.Context, root string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	base, err := git("rev-list", "-1", fmt.Sprintf("--before=%d", newest-int64(session.Seconds())), "HEAD")
+	base, err := git("rev-list", "-1", fmt.Sprintf("--before=%d", newest-int64(recent.Seconds())), "HEAD")
 	if err == nil && base == "" {
-		err = fmt.Errorf("no commit is older than %s: name one by -base, or run everything with -full", session)
+		err = fmt.Errorf("no commit is older than %s: name one by -base, or run everything with -full", recent)
 	}
 	return base, err
 }

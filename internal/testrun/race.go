@@ -69,7 +69,7 @@ func (c concurrency) selects(names []string) bool {
 
 // A concurrency says what of a package runs beside something else.
 type concurrency struct {
-	own   bool     // its own code, or its TestMain, starts goroutines
+	own   bool     // its own code starts goroutines
 	only  bool     // its tests say ownRace
 	tests []string // that start goroutines, or run in parallel; sorted
 	all   []string // tests
