@@ -131,6 +131,8 @@ func TestConcurrency(t *testing.T) {
 		"tests": {files: map[string]string{"a.go": "func f() {}",
 			"a_test.go": "func TestA() { f() }\nfunc TestB() { helper() }\nfunc helper() { deeper() }\nfunc TestC(t *T) { t.Parallel() }",
 			"b_test.go": "func deeper() { g.Go(f) }"}, tests: []string{"TestB", "TestC"}},
+		"main":       {files: map[string]string{"a_test.go": "func TestMain(m *M) { go m.Run() }\nfunc TestA() {}"}, tests: []string{"TestA"}},
+		"a variable": {files: map[string]string{"a_test.go": "var f = func() { go g() }\nfunc TestA() {}"}, tests: []string{"TestA"}},
 		"only": {files: map[string]string{"a.go": "func f() { time.AfterFunc(1, f) }",
 			"a_test.go": ownRace + "\n\nfunc TestA() {}\nfunc TestB() { go f() }"}, own: true, only: true, tests: []string{"TestB"}},
 	} {

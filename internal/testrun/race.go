@@ -99,7 +99,8 @@ func concurrencyOf(p *pkg) (concurrency, error) {
 		}
 		for _, d := range f.Decls {
 			fn, ok := d.(*ast.FuncDecl)
-			if !ok {
+			if !ok { // a variable's function: which tests call it is not known
+				ast.Inspect(d, func(n ast.Node) bool { starts["TestMain"] = starts["TestMain"] || concurrent(n); return true })
 				continue
 			}
 			ast.Inspect(fn, func(n ast.Node) bool {
@@ -116,7 +117,7 @@ func concurrencyOf(p *pkg) (concurrency, error) {
 		if !strings.HasPrefix(name, "Test") || name == "TestMain" {
 			continue
 		}
-		if c.all = append(c.all, name); starts[name] {
+		if c.all = append(c.all, name); starts[name] || starts["TestMain"] {
 			c.tests = append(c.tests, name)
 		}
 	}
