@@ -98,13 +98,13 @@ func (s *settings) again(ctx context.Context) ([][]part, error) {
 		race = append(race, long)
 	}
 	if s.full {
-		scripts := s.goTest("scripts, full", []string{"cmd/turn"}, "-run", "^"+machineScript+"$/^(network-pandas)$")
-		scripts.env = append(scripts.env, "TURN_TEST_FULL=1")
-		corpus := s.goTest("corpus, full", []string{"internal/bench/corpus"}, "-run", "^TestMachineCorpus")
-		corpus.env = append(corpus.env, "TURN_TEST_FULL=1")
+		full, err := s.tagged("full", names, "TURN_TEST_FULL=1")
+		if err != nil {
+			return nil, err
+		}
 		soak := s.goTest("soak", []string{"cmd/turn"}, "-run", "^TestSoak$")
 		soak.env = append(soak.env, "TURN_SOAK_FOR=5m")
-		race = append(race, scripts, corpus, soak, part{name: "clients built", argv: []string{"scripts/cross", "--build"}})
+		race = append(append(race, full...), soak, part{name: "clients built", argv: []string{"scripts/cross", "--build"}})
 	}
 	return [][]part{race, others}, nil
 }

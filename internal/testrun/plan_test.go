@@ -55,7 +55,7 @@ func TestAgain(t *testing.T) {
 		}
 		return all
 	}
-	for _, want := range []string{"race", "race of goroutines 1", "sweeps", "soak", "kvm internal/driver/qemu", "qemu cmd/turn", "as a user"} {
+	for _, want := range []string{"race", "race of goroutines 1", "sweeps", "full cmd/turn", "full internal/bench/corpus", "soak", "kvm internal/driver/qemu", "qemu cmd/turn", "as a user"} {
 		if all := names(); !slices.Contains(all, want) {
 			t.Errorf("a full run has no part %q: %q", want, all)
 		}

@@ -16,12 +16,13 @@ import (
 //	user   as an ordinary user
 //	kvm    under KVM, with the kernel for tests
 //	qemu   on QEMU without KVM
+//	full   in a full run, in its full form: of tests that are parts of their own, and so are in no other sweep
 const (
 	goTag     = "//testrun:"
 	scriptTag = "# testrun: "
 )
 
-var tags = []string{"user", "kvm", "qemu"}
+var tags = []string{"user", "kvm", "qemu", "full"}
 
 // tagged returns the tests with a tag by package, and the scripts of TestMachineScript of cmd/turn with it.
 func (g graph) tagged(root, tag string) (tests map[string][]string, scripts []string, err error) {

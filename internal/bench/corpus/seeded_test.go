@@ -7,6 +7,8 @@ import (
 )
 
 // TestMachineCorpusSeeded runs the corpus twice on a busy host, and in a full run once more on a quiet one.
+//
+//testrun:full
 func TestMachineCorpusSeeded(t *testing.T) {
 	r := newRunner(t, turnstone.TierSeeded)
 	for _, g := range groups(t) {
