@@ -15,7 +15,9 @@ var strictly = map[string][]string{
 	"races": {"race-threads", "race-xargs"},
 }
 
-// TestMachineCorpusStrict runs some programs three times, two of them on a busy host.
+// TestMachineCorpusStrict runs some programs twice on a busy host, and in a full run once more on a quiet one.
+//
+//testrun:full
 func TestMachineCorpusStrict(t *testing.T) {
 	r := newRunner(t, turnstone.TierStrict)
 	all := groups(t)
