@@ -48,7 +48,7 @@ func (g *Groups) EnforceMemory() {
 
 // enforceOnce checks once. again reports whether there are processes.
 func (g *Groups) enforceOnce() (pause time.Duration, again bool) {
-	if (&cgroup{dir: g.dir}).empty() {
+	if g.idle() {
 		return 0, false
 	}
 	used, err := g.memoryUsed()
@@ -68,6 +68,15 @@ func (g *Groups) enforceOnce() (pause time.Duration, again bool) {
 		g.settle(used, freed)
 	}
 	return leastPause, true
+}
+
+// idle reports whether no process runs and none is being started: a group that is taken is still
+// empty until its process is forked, and nobody would look after a process that came later.
+func (g *Groups) idle() bool {
+	g.mu.Lock()
+	taken := len(g.live) > len(g.full)
+	g.mu.Unlock()
+	return !taken && (&cgroup{dir: g.dir}).empty()
 }
 
 func (g *Groups) memoryUsed() (int64, error) {

@@ -153,14 +153,41 @@ func TestEnforcePause(t *testing.T) {
 			t.Errorf("%d: %v %v, want %v", used, pause, again, want)
 		}
 	}
-	g, _ := fakeGroups(t, 5, 0)
+	g, c := fakeGroups(t, 5, 0)
 	if pause, again := g.enforceOnce(); pause != longestLook || !again {
 		t.Error("without a limit")
 	}
+	delete(g.live, c)
 	err := os.WriteFile(filepath.Join(g.dir, "cgroup.events"), []byte("populated 0\n"), 0o644)
 	if err != nil {
 		t.Fatal(err)
 	}
+	if _, again := g.enforceOnce(); again {
+		t.Error("it looks after nobody")
+	}
+}
+
+// A group is empty between its taking and the fork of its process: the check goes on, because nothing
+// signals it later.
+func TestEnforceWhileStarting(t *testing.T) {
+	g, fake := fakeGroups(t, 5, 10)
+	delete(g.live, fake)
+	g.next = 1
+	nobody := []byte("populated 0\n")
+	if err := os.WriteFile(filepath.Join(g.dir, "cgroup.events"), nobody, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c, err := g.take()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, again := g.enforceOnce(); !again {
+		t.Error("nobody looks after a process that is being started")
+	}
+	if err := os.WriteFile(filepath.Join(c.dir, "cgroup.events"), nobody, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	c.release()
 	if _, again := g.enforceOnce(); again {
 		t.Error("it looks after nobody")
 	}
