@@ -62,7 +62,7 @@ func run(ctx context.Context, args []string) (bool, error) {
 	s := settings{goTool: cmp.Or(os.Getenv("GO"), "go"), cpus: runtime.NumCPU(), kernel: os.Getenv("TEST_KERNEL"),
 		user: os.Geteuid() == 0}
 	f.BoolVar(&s.full, "full", false, "again: everything, and sweeps to their end")
-	f.StringVar(&s.base, "base", "", "again: the commit that the files are compared with (default: the last one "+recent.String()+" older than the newest)")
+	f.StringVar(&s.base, "base", "", "test, again: the commit that the files are compared with (default: the last one "+recent.String()+" older than the newest)")
 	list := f.Bool("list", false, "print the parts, and run none")
 	times := f.Int("n", 10, "busy: how often each has to pass")
 	if err := f.Parse(args); err != nil {
@@ -78,8 +78,8 @@ func run(ctx context.Context, args []string) (bool, error) {
 	if s.graph, err = load(ctx, s.goTool, s.root); err != nil {
 		return false, err
 	}
-	if s.base == "" && !s.full && f.Arg(0) == "again" {
-		if s.base, err = before(ctx, s.root); err != nil {
+	if s.base == "" && !s.full && (f.Arg(0) == "again" || f.Arg(0) == "test") {
+		if s.base, err = before(ctx, s.root); err != nil && f.Arg(0) == "again" {
 			return false, err
 		}
 	}

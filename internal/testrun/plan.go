@@ -25,32 +25,52 @@ const (
 func (s *settings) plan(ctx context.Context, target string) ([][]part, error) {
 	switch target {
 	case "check":
-		return [][]part{s.checks()}, nil
+		return [][]part{s.checks("./...")}, nil
 	case "short":
 		all := append(s.tested(), s.kubernetes()...)
 		return [][]part{{s.goTest("short", all, "-short", "-p", strconv.Itoa(2*s.cpus))}}, nil
 	case "test":
-		return s.test(), nil
+		changed := []string{"./..."}
+		if s.base != "" {
+			names, err := s.graph.changed(ctx, s.root, s.base)
+			if err != nil {
+				return nil, err
+			}
+			changed = folders(names)
+		}
+		return s.test(changed), nil
 	case "again":
 		return s.again(ctx)
 	}
 	return nil, fmt.Errorf("there is no target %q: check, short, test, again, busy", target)
 }
 
-// checks are what needs no test.
-func (s *settings) checks() []part {
-	return []part{
+// checks are what needs no test. staticcheck looks at these packages.
+func (s *settings) checks(packages ...string) []part {
+	all := []part{
 		{name: "format", argv: []string{"scripts/format"}},
 		{name: "vet", argv: []string{s.goTool, "vet", "./..."}},
-		{name: "staticcheck", argv: []string{"scripts/staticcheck"}},
 		{name: "clients", argv: []string{"scripts/cross"}},
 		{name: "definitions", argv: []string{"scripts/proto", "--check"}},
 		{name: "chart", argv: []string{"scripts/chart", "--check"}},
 	}
+	if len(packages) > 0 {
+		all = append(all, part{name: "staticcheck", argv: append([]string{"scripts/staticcheck"}, packages...)})
+	}
+	return all
 }
 
-// test runs every test once.
-func (s *settings) test() [][]part {
+// folders are the arguments of go that mean packages.
+func folders(names []string) (args []string) {
+	for _, n := range names {
+		args = append(args, "./"+n)
+	}
+	return args
+}
+
+// test runs every test once. staticcheck, which looks again at all that imports a changed package, looks at the
+// changed packages only; make check looks at all of them.
+func (s *settings) test(changed []string) [][]part {
 	packages := s.goTest("packages", s.tested(), "-p", strconv.Itoa(s.cpus+1), "-skip", apart) // some only wait
 	packages.env = append(packages.env, "TURN_TEST_BROWSER=1")
 	scripts := s.goTest("scripts", []string{"cmd/turn"}, "-parallel", strconv.Itoa(s.cpus), "-run", "^Test(Machine)?Script$")
@@ -66,7 +86,7 @@ func (s *settings) test() [][]part {
 	return [][]part{
 		{packages, soak},
 		{scripts, corpus},
-		append(s.checks(), kube, shim, suites),
+		append(s.checks(changed...), kube, shim, suites),
 	}
 }
 
@@ -104,7 +124,8 @@ func (s *settings) again(ctx context.Context) ([][]part, error) {
 		}
 		soak := s.goTest("soak", []string{"cmd/turn"}, "-run", "^TestSoak$")
 		soak.env = append(soak.env, "TURN_SOAK_FOR=5m")
-		race = append(append(race, full...), soak, part{name: "clients built", argv: []string{"scripts/cross", "--build"}})
+		race = append(append(race, full...), soak, part{name: "staticcheck", argv: []string{"scripts/staticcheck"}},
+			part{name: "clients built", argv: []string{"scripts/cross", "--build"}})
 	}
 	return [][]part{race, others}, nil
 }
@@ -206,9 +227,7 @@ func selection(name string, tests, scripts []string) (pairs []string) {
 // goTest is go test of packages, which are named below the module's root.
 func (s *settings) goTest(name string, packages []string, args ...string) part {
 	argv := append([]string{s.goTool, "test", "-json", "-vet=off", "-ldflags=-s", "-timeout=60m"}, args...)
-	for _, p := range packages {
-		argv = append(argv, "./"+p)
-	}
+	argv = append(argv, folders(packages)...)
 	alone, total := len(packages) == 1, len(packages)
 	if alone {
 		total = 0
