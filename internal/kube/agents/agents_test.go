@@ -36,14 +36,23 @@ const patience = 2 * time.Minute
 
 func TestMain(m *testing.M) {
 	ctrl.SetLogger(logr.Discard())
-	os.Exit(m.Run())
+	code := m.Run()
+	if err := shared.Close(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
 }
+
+// shared is the cluster of the tests that do not take it away.
+var shared kubetest.Shared
 
 // A world is a cluster, and what acts on it.
 type world struct {
 	*testing.T
 	cluster *kubetest.Cluster
 	admin   client.Client
+	before  int // writes of earlier tests of the cluster
 	server  *server
 	follow  *agents.Follow // nil: nothing is reported
 	again   time.Duration  // between two looks; 0: one second
@@ -51,15 +60,47 @@ type world struct {
 	guest   time.Duration  // for a sandbox's answer; 0: the default
 }
 
+// newWorld returns a world whose cluster other tests have used, and which has no object of theirs.
 func newWorld(t *testing.T) *world {
-	w := &world{T: t, cluster: kubetest.Run(t, "../../.."), server: newServer()}
-	cfg, err := w.cluster.Config(kubetest.Admin)
+	t.Helper()
+	w := worldOf(t, shared.Use(t, "../../..", grant))
+	t.Cleanup(func() { // after the end of its operators, whose cleanup comes later
+		if err := kubetest.Clear(context.Background(), w.admin, extv1.GroupVersion.WithKind("SandboxClaim"),
+			extv1.GroupVersion.WithKind("SandboxWarmPool"), extv1.GroupVersion.WithKind("SandboxTemplate"),
+			sandboxv1.GroupVersion.WithKind("Sandbox")); err != nil {
+			t.Error(err)
+		}
+	})
+	all, err := w.cluster.Writes()
+	w.must(err)
+	w.before = len(all)
+	return w
+}
+
+// ownWorld returns a world with a cluster of its own.
+func ownWorld(t *testing.T) *world {
+	t.Helper()
+	c := kubetest.Run(t, "../../..")
+	if err := grant(t.Context(), c); err != nil {
+		t.Fatal(err)
+	}
+	return worldOf(t, c)
+}
+
+// grant gives the operator of the tests its rights.
+func grant(ctx context.Context, c *kubetest.Cluster) error {
+	return c.GrantOperator(ctx, "../../../packaging/kubernetes/turnstone.yaml", "turn-operator")
+}
+
+func worldOf(t *testing.T, c *kubetest.Cluster) *world {
+	t.Helper()
+	w := &world{T: t, cluster: c, server: newServer()}
+	cfg, err := c.Config(kubetest.Admin)
 	w.must(err)
 	scheme, err := agents.Scheme()
 	w.must(err)
 	w.admin, err = client.New(cfg, client.Options{Scheme: scheme})
 	w.must(err)
-	w.must(w.cluster.GrantOperator(t.Context(), "../../../packaging/kubernetes/turnstone.yaml", "turn-operator"))
 	return w
 }
 
@@ -73,10 +114,8 @@ func (w *world) must(err error) {
 // until waits until f is true.
 func (w *world) until(what string, f func() bool) {
 	w.Helper()
-	for end := time.Now().Add(cmp.Or(w.wait, patience)); !f(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			w.Fatalf("waiting until %s took too long; sandboxes: %v", what, w.server.all())
-		}
+	if !kubetest.Poll(cmp.Or(w.wait, patience), f) {
+		w.Fatalf("waiting until %s took too long; sandboxes: %v", what, w.server.all())
 	}
 }
 
@@ -177,13 +216,11 @@ func (w *world) condition(o client.Object, kind string) metav1.Condition {
 func (w *world) becomes(o client.Object, reason string) {
 	w.Helper()
 	last := metav1.Condition{}
-	for end := time.Now().Add(cmp.Or(w.wait, patience)); ; time.Sleep(20 * time.Millisecond) {
-		if last = w.condition(o, "Ready"); last.Reason == reason {
-			return
-		}
-		if time.Now().After(end) {
-			w.Fatalf("%s is %+v and not %s", o.GetName(), last, reason)
-		}
+	if !kubetest.Poll(cmp.Or(w.wait, patience), func() bool {
+		last = w.condition(o, "Ready")
+		return last.Reason == reason
+	}) {
+		w.Fatalf("%s is %+v and not %s", o.GetName(), last, reason)
 	}
 }
 
@@ -196,7 +233,7 @@ func (w *world) allWrites() map[string]int {
 	all, err := w.cluster.Writes()
 	w.must(err)
 	of := map[string]int{}
-	for _, one := range all {
+	for _, one := range all[w.before:] {
 		if one.User == "turn-operator" {
 			of[one.Name]++
 		}

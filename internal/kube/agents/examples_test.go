@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -240,18 +239,15 @@ func (w *world) outcome(o *unstructured.Unstructured) metav1.Condition {
 	}
 	typed.SetName(o.GetName())
 	typed.SetNamespace(o.GetNamespace())
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		c := w.condition(typed, "Ready")
-		switch c.Reason {
-		case "", "SandboxNotReady":
-		case "WarmPoolNotFound", "TemplateNotFound": // the operator has not seen what was just created
-		default:
-			return c
-		}
-		if time.Now().After(end) {
-			w.Fatalf("%s %s does not come to an end: %+v", o.GetKind(), o.GetName(), c)
-		}
+	var c metav1.Condition
+	if !kubetest.Poll(patience, func() bool {
+		c = w.condition(typed, "Ready")
+		// A pool or template is not found when the operator has not seen what was just created.
+		return !slices.Contains([]string{"", "SandboxNotReady", "WarmPoolNotFound", "TemplateNotFound"}, c.Reason)
+	}) {
+		w.Fatalf("%s %s does not come to an end: %+v", o.GetKind(), o.GetName(), c)
 	}
+	return c
 }
 
 func text(m map[string]any, path ...string) string {

@@ -120,14 +120,7 @@ func (w *world) many(t *testing.T) {
 	s.Spec = sandbox("after").Spec
 	w.must(w.admin.Create(t.Context(), s))
 	w.becomes(s, sandboxv1.SandboxReasonDependenciesReady)
-	count, err := w.cluster.Writes()
-	w.must(err)
-	writes := map[string]int{}
-	for _, one := range count {
-		if one.User == "turn-operator" {
-			writes[one.Name]++
-		}
-	}
+	writes := w.allWrites()
 	reported := 0
 	for n := range all {
 		switch w := writes[fmt.Sprintf("sb-many%05d", n)]; {

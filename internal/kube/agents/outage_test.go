@@ -72,7 +72,7 @@ func plain(namespace, name string) *sandboxv1.Sandbox {
 
 // TestBadTimes floods an operator by one namespace, takes the API server away, and then the operator that leads.
 func TestBadTimes(t *testing.T) {
-	w := newWorld(t)
+	w := ownWorld(t)
 	var starts atomic.Int64
 	stop := w.elected(&starts)
 	t.Run("flood", w.flood)
