@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -79,24 +80,32 @@ func among(p, pattern string) bool {
 	return p == top || all && strings.HasPrefix(p, top+"/")
 }
 
-func packages(t *testing.T) []goPackage {
-	t.Helper()
+// listed is what go list says of all packages. It takes a second: all tests have it once.
+var listed = sync.OnceValues(func() (all []goPackage, err error) {
 	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,Doc,GoFiles,Imports,Deps", "./...")
 	cmd.Dir, cmd.Stderr = "..", os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	var all []goPackage
 	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
 		var p goPackage
 		if err := d.Decode(&p); errors.Is(err, io.EOF) {
-			return all
+			return all, nil
 		} else if err != nil {
-			t.Fatal(err)
+			return nil, err
 		}
 		all = append(all, p)
 	}
+})
+
+func packages(t *testing.T) []goPackage {
+	t.Helper()
+	all, err := listed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 // lines counts what was written by hand.
