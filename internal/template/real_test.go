@@ -123,6 +123,9 @@ func sameInode(t *testing.T, img fs.FS, a, b string) {
 //
 //testrun:user
 func TestRealBuildsAtOnceAndAgain(t *testing.T) {
+	if !testsize.Full() {
+		t.Skip("a full run builds the base again")
+	}
 	tmpl, _ := realTemplate(t, "base")
 	dir := filepath.Join(t.TempDir(), "templates")
 	var builds atomic.Int32

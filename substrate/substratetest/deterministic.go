@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"turnstone.dev/turnstone/internal/testsize"
 	"turnstone.dev/turnstone/substrate"
 	"turnstone.dev/turnstone/wire"
 )
@@ -29,7 +31,7 @@ var deterministicScripts = []string{
 	 cat /proc/cpuinfo; cat /proc/mounts; id; env; ulimit -a; df /; free`,
 	// processes at the same time
 	`for i in 1 2 3 4 5 6 7 8; do (for j in 1 2 3 4 5; do echo $i $j; done) & done; wait
-	 seq 1 200 | xargs -P 4 -n 1 sh -c 'echo $0 $$'
+	 seq 1 ` + strconv.Itoa(testsize.Of(40, 200)) + ` | xargs -P 4 -n 1 sh -c 'echo $0 $$'
 	 for i in 3 1 2; do (sleep 0.$i; echo $i; date +%N) & done; wait`,
 	`cat /proc/filesystems; for i in 1 2 3 4 5; do (exit $i) & done; sleep 1
 	 for i in 1 2 3 4 5; do wait -n -p pid; echo $? $pid; done`,

@@ -23,13 +23,22 @@ func TestDeterministic(t *testing.T) {
 		substratetest.Config{Machine: testMachine(t, h)}, func() func() {
 			var stop atomic.Bool
 			for range runtime.NumCPU() {
-				go func() {
-					for !stop.Load() {
-					}
-				}()
+				go busy(&stop)
 			}
 			return func() { stop.Store(true) }
 		})
+}
+
+// busy uses a CPU until stop is set: all of the time in a full run, and otherwise every other moment, so that the
+// sandbox is interrupted as often and does not wait for the CPU most of the time.
+func busy(stop *atomic.Bool) {
+	const moment = 2 * time.Millisecond
+	for began := time.Now(); !stop.Load(); {
+		if !testsize.Full() && time.Since(began) >= moment {
+			time.Sleep(moment)
+			began = time.Now()
+		}
+	}
 }
 
 // TestDeterministicDoor: a step cannot make its sandbox deterministic, and cannot change the seed of
