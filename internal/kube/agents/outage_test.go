@@ -23,6 +23,7 @@ import (
 
 	"turnstone.dev/turnstone/internal/kube/agents"
 	"turnstone.dev/turnstone/internal/kube/steady"
+	"turnstone.dev/turnstone/internal/testsize"
 )
 
 // elected runs an operator that elects itself, and which is kept, until stop is called. starts counts how
@@ -81,10 +82,10 @@ func TestBadTimes(t *testing.T) {
 	t.Run("leaders", w.leaders)
 }
 
-// flooded is how many claims a flood has: enough for all workers, at a cost that each run of the tests can
-// bear. TURN_TEST_FLOOD is another number, such as 10000.
+// flooded is how many claims a flood has: twice as many as there are workers, at a cost that each run of the
+// tests can bear. TURN_TEST_FLOOD is another number, such as 10000.
 func flooded(t *testing.T) int {
-	n, err := strconv.Atoi(cmp.Or(os.Getenv("TURN_TEST_FLOOD"), "400"))
+	n, err := strconv.Atoi(cmp.Or(os.Getenv("TURN_TEST_FLOOD"), testsize.Of("200", "400")))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,7 +3,9 @@ package machines
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -40,37 +42,67 @@ type scene struct {
 	now    time.Time
 }
 
-func newScene(t *testing.T) *scene {
-	c := kubetest.Run(t, "../../..")
-	as := func(user string) client.Client {
-		cfg, err := c.Config(user)
-		if err != nil {
-			t.Fatal(err)
-		}
-		to, err := client.New(cfg, client.Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return to
+// shared is the cluster of all scenes, which are one after another.
+var shared kubetest.Shared
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if err := shared.Close(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
 	}
-	s := &scene{T: t, admin: as(kubetest.Admin), server: &theServer{}, now: time.Now()}
+	os.Exit(code)
+}
+
+func newScene(t *testing.T) *scene {
+	c := shared.Use(t, "../../..", stage)
+	admin, err := as(c, kubetest.Admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asker, err := as(c, theUser)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // pods have no kubelet that would end them
+		if err := kubetest.Clear(context.Background(), admin, corev1.SchemeGroupVersion.WithKind("Pod")); err != nil {
+			t.Error(err)
+		}
+	})
+	s := &scene{T: t, admin: admin, server: &theServer{}, now: time.Now()}
+	s.asker = s.another(asker)
+	return s
+}
+
+func as(c *kubetest.Cluster, user string) (client.Client, error) {
+	cfg, err := c.Config(user)
+	if err != nil {
+		return nil, err
+	}
+	return client.New(cfg, client.Options{})
+}
+
+// stage makes what is in each scene: the DaemonSet of the nodes, and the rights of the asker.
+func stage(ctx context.Context, c *kubetest.Cluster) error {
+	admin, err := as(c, kubetest.Admin)
+	if err != nil {
+		return err
+	}
 	labels := map[string]string{"app": "node"}
-	s.must(s.admin.Create(t.Context(), &appsv1.DaemonSet{
+	return errors.Join(admin.Create(ctx, &appsv1.DaemonSet{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "turnstone-node"},
 		Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels},
 			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{
 				NodeSelector: map[string]string{"pool": "sandboxes"},
 				Tolerations:  []corev1.Toleration{{Key: "sandboxes", Operator: corev1.TolerationOpExists}},
-				Containers:   []corev1.Container{{Name: "node", Image: "node"}}}}}}))
-	s.must(s.admin.Create(t.Context(), &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: theUser},
-		Rules: []rbacv1.PolicyRule{
-			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list", "create", "patch", "delete"}},
-			{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, Verbs: []string{"get"}}}}))
-	s.must(s.admin.Create(t.Context(), &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: theUser},
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: theUser},
-		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: theUser}}}))
-	s.asker = s.another(as(theUser))
-	return s
+				Containers:   []corev1.Container{{Name: "node", Image: "node"}}}}}}),
+		admin.Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: theUser},
+			Rules: []rbacv1.PolicyRule{
+				{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: []string{"list", "create", "patch", "delete"}},
+				{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, Verbs: []string{"get"}}}}),
+		admin.Create(ctx, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: theUser},
+			RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: theUser},
+			Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: theUser}}}))
 }
 
 // another returns an asker, as after a restart.

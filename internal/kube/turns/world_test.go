@@ -60,10 +60,8 @@ func (w *world) must(err error) {
 // until waits until f is true.
 func (w *world) until(what string, f func() bool) {
 	w.Helper()
-	for end := time.Now().Add(patience); !f(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			w.Fatalf("waiting until %s took too long", what)
-		}
+	if !kubetest.Poll(patience, f) {
+		w.Fatalf("waiting until %s took too long", what)
 	}
 }
 
@@ -146,15 +144,13 @@ func (w *world) ends(name string) *v1alpha1.Turn { w.Helper(); return w.endsIn("
 func (w *world) endsIn(namespace, name string) *v1alpha1.Turn {
 	w.Helper()
 	t := &v1alpha1.Turn{}
-	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	if !kubetest.Poll(patience, func() bool {
 		w.must(w.admin.Get(w.Context(), client.ObjectKey{Namespace: namespace, Name: name}, t))
-		if meta.IsStatusConditionTrue(t.Status.Conditions, v1alpha1.Completed) {
-			return t
-		}
-		if time.Now().After(end) {
-			w.Fatalf("Turn %s does not end: %+v", name, t.Status)
-		}
+		return meta.IsStatusConditionTrue(t.Status.Conditions, v1alpha1.Completed)
+	}) {
+		w.Fatalf("Turn %s does not end: %+v", name, t.Status)
 	}
+	return t
 }
 
 // becomes waits for a phase of a Turn.
