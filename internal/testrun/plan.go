@@ -15,8 +15,6 @@ var longest = []string{"cmd/turn-server", "cmd/turn", "internal/driver/qemu", "i
 	"internal/driver/gvisor", "internal/store", "internal/server/controller", "internal/guest/agent",
 	"internal/server/records"}
 
-const qemuDriver = "internal/driver/qemu"
-
 // The tests that are parts of their own: they start many sandboxes.
 const (
 	machineScript = "TestMachineScript"
@@ -40,7 +38,7 @@ func (s *settings) plan(ctx context.Context, target string) ([][]part, error) {
 			}
 			changed = folders(names)
 		}
-		return s.test(changed)
+		return s.test(changed), nil
 	case "again":
 		return s.again(ctx)
 	}
@@ -72,20 +70,8 @@ func folders(names []string) (args []string) {
 
 // test runs every test once. staticcheck, which looks again at all that imports a changed package, looks at the
 // changed packages only; make check looks at all of them.
-func (s *settings) test(changed []string) ([][]part, error) {
-	names := s.tested()
-	var qemu []part
-	if s.kernel != "" && s.kvm {
-		// What the conformance suite takes minutes for without KVM takes seconds with it. The ordinary user repeats
-		// it without.
-		names = slices.DeleteFunc(names, func(n string) bool { return n == qemuDriver })
-		kvm, err := s.underKVM("qemu", []string{qemuDriver})
-		if err != nil {
-			return nil, err
-		}
-		qemu = append(kvm, s.goTest("qemu", []string{qemuDriver}, "-skip", "^TestConformance$"))
-	}
-	packages := s.goTest("packages", names, "-p", strconv.Itoa(s.cpus+1), "-skip", apart) // some only wait
+func (s *settings) test(changed []string) [][]part {
+	packages := s.goTest("packages", s.tested(), "-p", strconv.Itoa(s.cpus+1), "-skip", apart) // some only wait
 	packages.env = append(packages.env, "TURN_TEST_BROWSER=1")
 	scripts := s.goTest("scripts", []string{"cmd/turn"}, "-parallel", strconv.Itoa(s.cpus), "-run", "^Test(Machine)?Script$")
 	scripts.total = s.scripts
@@ -100,8 +86,8 @@ func (s *settings) test(changed []string) ([][]part, error) {
 	return [][]part{
 		{packages, soak},
 		{scripts, corpus},
-		append(append(qemu, s.checks(changed...)...), kube, shim, suites),
-	}, nil
+		append(s.checks(changed...), kube, shim, suites),
+	}
 }
 
 // again runs tests in other ways: under the race detector, under KVM, on QEMU without it, as an ordinary user, and
@@ -171,10 +157,10 @@ func (s *settings) race(names []string) (parts []part, err error) {
 func (s *settings) others(names []string) (parts []part, err error) {
 	if s.kernel != "" && s.kvm {
 		for _, substrate := range s.accelerated() {
-			of := slices.DeleteFunc(slices.Clone(names), func(n string) bool { // of another driver, or in make test
-				return strings.HasPrefix(n, "internal/driver/") && n != "internal/driver/"+substrate || n == qemuDriver
+			of := slices.DeleteFunc(slices.Clone(names), func(n string) bool { // of another driver
+				return strings.HasPrefix(n, "internal/driver/") && n != "internal/driver/"+substrate
 			})
-			kvm, err := s.underKVM(substrate, of)
+			kvm, err := s.tagged("kvm", of, "TURN_SUBSTRATE="+substrate, "TURN_KERNEL="+s.kernel, "TURN_TEST_KVM=1")
 			if err != nil {
 				return nil, err
 			}
@@ -200,11 +186,6 @@ func (s *settings) others(names []string) (parts []part, err error) {
 		}
 	}
 	return parts, nil
-}
-
-// underKVM runs what is tagged so with the kernel for tests.
-func (s *settings) underKVM(substrate string, names []string) ([]part, error) {
-	return s.tagged("kvm", names, "TURN_SUBSTRATE="+substrate, "TURN_KERNEL="+s.kernel, "TURN_TEST_KVM=1")
 }
 
 // accelerated returns the substrates that use KVM and whose programs are there.
