@@ -160,7 +160,8 @@ func (s *settings) others(names []string) (parts []part, err error) {
 			of := slices.DeleteFunc(slices.Clone(names), func(n string) bool { // of another driver
 				return strings.HasPrefix(n, "internal/driver/") && n != "internal/driver/"+substrate
 			})
-			kvm, err := s.tagged("kvm", of, "TURN_SUBSTRATE="+substrate, "TURN_KERNEL="+s.kernel, "TURN_TEST_KVM=1")
+			kvm, err := s.tagged("kvm", of, "TURN_SUBSTRATE="+substrate, "TURN_KERNEL="+s.kernel, "TURN_TEST_KVM=1",
+				"TURN_TEST_HOST_ONLY=qemu")
 			if err != nil {
 				return nil, err
 			}

@@ -68,7 +68,7 @@ func points() []point {
 		{"cpus", false, testCPUs},
 		{"memory limit", false, testMemory},
 		{"disk limit", false, testDisk},
-		{"process limit", false, testProcesses},
+		{"process limit", true, testProcesses},
 		{"a dead guest is told", true, testPanic},
 		{"close", false, testClose},
 		{"pause", false, testPause},
