@@ -20,82 +20,131 @@ import (
 // bound is how long a browser may take for anything: a busy machine is slow.
 const bound = 5 * time.Minute
 
-// A browser is Chromium with one page. It is driven over two pipes, without a port.
-type browser struct {
-	t       testing.TB
-	in      *os.File
-	session string
+// A chromium is a running Chromium. It is driven over two pipes, without a port.
+type chromium struct {
+	in  *os.File
+	end func()
 
 	mu      sync.Mutex
 	next    int
 	waiting map[int]chan message
-	faults  []string // errors of the page, and what its policy refused
-	own     string   // the address of the page's server
-	others  []string // requests to other addresses
+	pages   map[string]*browser // by session
+}
+
+// A browser is a page that shares nothing with other pages but the process.
+type browser struct {
+	*chromium
+	t       testing.TB
+	session string
+
+	// What mu protects, too:
+	faults []string // errors of the page, and what its policy refused
+	own    string   // the address of the page's server
+	others []string // requests to other addresses
 }
 
 type message struct {
-	ID     int             `json:"id"`
-	Method string          `json:"method"`
-	Params json.RawMessage `json:"params"`
-	Result json.RawMessage `json:"result"`
-	Error  *struct {
+	ID        int             `json:"id"`
+	SessionID string          `json:"sessionId"`
+	Method    string          `json:"method"`
+	Params    json.RawMessage `json:"params"`
+	Result    json.RawMessage `json:"result"`
+	Error     *struct {
 		Message string `json:"message"`
 	} `json:"error"`
 }
 
-// open starts a browser with a window of a size, and skips the test if there is none.
-func open(t testing.TB, width, height int, scheme string) *browser {
-	t.Helper()
-	program, err := exec.LookPath("chromium")
-	if err != nil && os.Getenv("TURN_TEST_BROWSER") != "" {
-		t.Fatal("chromium is not installed: scripts/setup tests installs it")
-	}
+// endShared ends the Chromium of all tests, once one of them has started it.
+var endShared = func() {}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	endShared()
+	os.Exit(code)
+}
+
+// shared returns the Chromium of all tests: its start costs more than most of them.
+var shared = sync.OnceValues(func() (*chromium, error) {
+	dir, err := os.MkdirTemp("", "turn-chromium-*")
 	if err != nil {
-		t.Skip("chromium is not installed: scripts/setup tests installs it, and make test requires it")
+		return nil, err
 	}
+	c, err := startChromium(dir)
+	if err != nil {
+		_ = os.RemoveAll(dir)
+		return nil, err
+	}
+	endShared = func() { c.end(); _ = os.RemoveAll(dir) }
+	return c, nil
+})
+
+// startChromium starts a Chromium that keeps its files in a folder.
+func startChromium(profile string) (*chromium, error) {
 	read, in, err := os.Pipe()
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	out, write, err := os.Pipe()
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	// The test's pages are its own, and a container or root gives Chromium no sandbox.
-	cmd := exec.CommandContext(ctx, program, "--headless=new", "--no-sandbox", "--disable-gpu",
+	cmd := exec.CommandContext(ctx, "chromium", "--headless=new", "--no-sandbox", "--disable-gpu",
 		"--disable-dev-shm-usage", "--no-first-run", "--disable-background-networking",
 		"--disable-component-update", "--disable-extensions", "--remote-debugging-pipe",
-		"--user-data-dir="+filepath.Join(t.TempDir(), "profile"), "about:blank")
+		"--user-data-dir="+profile, "about:blank")
 	cmd.ExtraFiles = []*os.File{read, write}
 	cmd.Env = append(os.Environ(), "TMPDIR=/tmp") // the path of its socket has at most 107 bytes
 	cmd.WaitDelay = time.Minute
 	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
+		cancel()
+		return nil, err
 	}
 	_, _ = read.Close(), write.Close()
-	b := &browser{t: t, in: in, waiting: map[int]chan message{}}
+	c := &chromium{in: in, waiting: map[int]chan message{}, pages: map[string]*browser{}}
 	done := make(chan struct{})
-	go func() { defer close(done); b.read(out) }()
-	t.Cleanup(func() {
+	go func() { defer close(done); c.read(out) }()
+	c.end = func() {
 		ended := make(chan struct{})
 		go func() { _ = cmd.Wait(); close(ended) }()
-		_, _ = b.in.WriteString(`{"id":1000000,"method":"Browser.close"}` + "\x00")
+		_, _ = c.in.WriteString(`{"id":1000000,"method":"Browser.close"}` + "\x00")
 		select {
 		case <-ended:
 		case <-time.After(time.Minute):
 		}
 		cancel()
 		<-ended
-		_ = b.in.Close()
+		_ = c.in.Close()
 		<-done
 		_ = out.Close()
-	})
-	var made struct{ TargetID, SessionID string }
-	b.call("Target.createTarget", map[string]any{"url": "about:blank"}, &made)
-	b.call("Target.attachToTarget", map[string]any{"targetId": made.TargetID, "flatten": true}, &made)
-	b.session = made.SessionID
+	}
+	return c, nil
+}
+
+// open opens a page in a window of a size, and skips the test if there is no browser. A benchmark has a browser of
+// its own, because it measures a first visit.
+func open(t testing.TB, width, height int, scheme string) *browser {
+	t.Helper()
+	_, err := exec.LookPath("chromium")
+	if err != nil && os.Getenv("TURN_TEST_BROWSER") != "" {
+		t.Fatal("chromium is not installed: scripts/setup tests installs it")
+	}
+	if err != nil {
+		t.Skip("chromium is not installed: scripts/setup tests installs it, and make test requires it")
+	}
+	b := &browser{t: t}
+	if _, ok := t.(*testing.B); ok {
+		if b.chromium, err = startChromium(filepath.Join(t.TempDir(), "profile")); err == nil {
+			t.Cleanup(b.end)
+		}
+	} else {
+		b.chromium, err = shared()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.attach()
 	for _, domain := range []string{"Page", "Runtime", "Log", "Network"} {
 		b.call(domain+".enable", nil, nil)
 	}
@@ -106,8 +155,30 @@ func open(t testing.TB, width, height int, scheme string) *browser {
 	return b
 }
 
+// attach makes the page, with a cache and a storage of its own, until the test ends.
+func (b *browser) attach() {
+	var made struct{ BrowserContextID, TargetID, SessionID string }
+	b.call("Target.createBrowserContext", nil, &made)
+	b.call("Target.createTarget", map[string]any{"url": "about:blank",
+		"browserContextId": made.BrowserContextID}, &made)
+	b.call("Target.attachToTarget", map[string]any{"targetId": made.TargetID, "flatten": true}, &made)
+	b.mu.Lock()
+	b.session, b.pages[made.SessionID] = made.SessionID, b
+	b.mu.Unlock()
+	b.t.Cleanup(func() {
+		b.mu.Lock()
+		delete(b.pages, b.session)
+		b.mu.Unlock()
+		b.session = ""
+		if err := b.try("Target.disposeBrowserContext", map[string]any{
+			"browserContextId": made.BrowserContextID}, nil); err != nil {
+			b.t.Error(err)
+		}
+	})
+}
+
 // read gives answers to those who wait for them, and notes faults.
-func (b *browser) read(out *os.File) {
+func (c *chromium) read(out *os.File) {
 	s := bufio.NewScanner(out)
 	s.Buffer(nil, 64<<20)
 	s.Split(func(data []byte, _ bool) (int, []byte, error) {
@@ -121,24 +192,31 @@ func (b *browser) read(out *os.File) {
 		if json.Unmarshal(s.Bytes(), &m) != nil {
 			continue
 		}
-		b.mu.Lock()
-		switch {
-		case m.ID != 0 && b.waiting[m.ID] != nil:
-			b.waiting[m.ID] <- m
-			delete(b.waiting, m.ID)
-		case m.Method == "Runtime.exceptionThrown", m.Method == "Page.javascriptDialogOpening",
-			m.Method == "Log.entryAdded" && bytes.Contains(m.Params, []byte(`"level":"error"`)):
-			b.faults = append(b.faults, string(m.Params))
-		case m.Method == "Network.requestWillBeSent":
-			b.sent(m.Params)
+		c.mu.Lock()
+		if c.waiting[m.ID] != nil {
+			c.waiting[m.ID] <- m
+			delete(c.waiting, m.ID)
+		} else if b := c.pages[m.SessionID]; b != nil {
+			b.note(m)
 		}
-		b.mu.Unlock()
+		c.mu.Unlock()
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for id, c := range b.waiting {
-		close(c)
-		delete(b.waiting, id)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id, answer := range c.waiting {
+		close(answer)
+		delete(c.waiting, id)
+	}
+}
+
+// note notes an event of the page. b.mu is held.
+func (b *browser) note(m message) {
+	switch {
+	case m.Method == "Runtime.exceptionThrown", m.Method == "Page.javascriptDialogOpening",
+		m.Method == "Log.entryAdded" && bytes.Contains(m.Params, []byte(`"level":"error"`)):
+		b.faults = append(b.faults, string(m.Params))
+	case m.Method == "Network.requestWillBeSent":
+		b.sent(m.Params)
 	}
 }
 
