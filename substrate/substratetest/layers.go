@@ -219,9 +219,10 @@ func testFreeze(t *testing.T, s substrate.Substrate, c Config) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	secret := fmt.Sprintf("written-%d", time.Now().UnixNano())
-	want(t, client, "echo "+secret+
-		" > /workspace/marker; (while :; do echo x >> /workspace/busy; done) & sleep 0.2; cd /tmp",
-		"")
+	// The writer waits between its writes: a hypervisor that is emulated itself may interrupt no guest that never
+	// waits, so that nothing else in it would run.
+	want(t, client, "echo "+secret+" > /workspace/marker; mkfifo /tmp/never; "+
+		"(while :; do echo x >> /workspace/busy; read -t 0.001 <> /tmp/never; done) & sleep 0.2; cd /tmp", "")
 	res, err := client.StateFreeze(ctx)
 	check(t, err)
 	if res.Upper != "upper" {
