@@ -73,7 +73,7 @@ func folders(names []string) (args []string) {
 func (s *settings) test(changed []string) [][]part {
 	packages := s.goTest("packages", s.tested(), "-p", strconv.Itoa(s.cpus+1), "-skip", apart) // some only wait
 	packages.env = append(packages.env, "TURN_TEST_BROWSER=1")
-	scripts := s.goTest("scripts", []string{"cmd/turn"}, "-parallel", strconv.Itoa(s.cpus), "-run", "^Test(Machine)?Script$")
+	scripts := s.goTest("scripts", []string{"cmd/turn"}, "-parallel", strconv.Itoa(s.cpus+1), "-run", "^Test(Machine)?Script$")
 	scripts.total = s.scripts
 	corpus := s.goTest("corpus", []string{"internal/bench/corpus"}, "-run", "^TestMachineCorpus")
 	soak := s.goTest("soak", []string{"cmd/turn"}, "-run", "^TestSoak$")
@@ -83,10 +83,10 @@ func (s *settings) test(changed []string) [][]part {
 	kube := s.goTest("kubernetes", s.kubernetes(), "-p", "1")
 	shim := s.goTest("shim", nil, "./...")
 	shim.dir, shim.env = "shim", append(shim.env, "CGO_ENABLED=0")
+	// Two lanes: each more makes all of them slower, by what waits under load cost.
 	return [][]part{
-		{packages, soak},
-		{scripts, corpus},
-		append(s.checks(changed...), kube, shim, suites),
+		{packages, suites},
+		append(s.checks(changed...), kube, shim, scripts, corpus, soak),
 	}
 }
 
