@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 )
@@ -40,13 +41,13 @@ func openTally(path string) (*tally, error) {
 	return t, nil
 }
 
-// note counts the end of a unit's tests.
-func (t *tally) note(name string, failed []string) error {
+// note counts the end of a unit's tests, which ran so many times.
+func (t *tally) note(name string, times int, failed []string) error {
 	if len(failed) > 0 {
 		t.Passed[name] = 0
 		t.Failed[name] = append(t.Failed[name], failed...)
 	} else {
-		t.Passed[name]++
+		t.Passed[name] += times
 	}
 	text, err := json.MarshalIndent(t, "", "\t")
 	if err != nil {
@@ -133,9 +134,13 @@ func (s *settings) busy(ctx context.Context, r *runner, units []unit, n int) (bo
 			break
 		}
 		r.print(fmt.Sprintf("== busy, round %d: %d of %d have passed less than %d times", round, len(left), len(units), n))
-		r.run(ctx, [][]part{s.round(left, func(name string, tests []string) error {
+		times := batch
+		for _, u := range left {
+			times = min(times, n-t.Passed[u.String()])
+		}
+		r.run(ctx, [][]part{s.round(left, times, func(name string, times int, tests []string) error {
 			failed[name] = failed[name] || len(tests) > 0
-			return t.note(name, tests)
+			return t.note(name, times, tests)
 		})})
 	}
 	r.print(t.report(units, n))
@@ -158,23 +163,36 @@ func (s *settings) units(names []string) (all []unit) {
 	return all
 }
 
-// round runs each unit once: those that are some tests of a package one after another, then whole packages.
-func (s *settings) round(units []unit, ended func(name string, failed []string) error) (parts []part) {
-	var whole []string
+// batch is how often a round runs the tests of a package that is not among the longest ones, because linking
+// them takes longer than most of them.
+const batch = 5
+
+// round runs the units: those that are some tests of a package one after another, then the longest packages, once
+// each, and the other packages so many times.
+func (s *settings) round(units []unit, times int, ended func(name string, times int, failed []string) error) (parts []part) {
+	var long, whole []string
 	for _, u := range units {
-		if u.tests == "" {
+		switch {
+		case u.tests != "":
+			p := s.goTest("busy "+u.pkg, []string{u.pkg}, "-count=1", "-run", u.tests)
+			p.ended = func(_ string, failed []string) error { return ended(u.String(), 1, failed) }
+			parts = append(parts, p)
+		case slices.Contains(longest, u.pkg) || kube(u.pkg):
+			long = append(long, u.pkg)
+		default:
 			whole = append(whole, u.pkg)
-			continue
 		}
-		p := s.goTest("busy "+u.pkg, []string{u.pkg}, "-count=1", "-run", u.tests)
-		p.ended = func(_ string, failed []string) error { return ended(u.String(), failed) }
+	}
+	add := func(packages []string, times int) {
+		if len(packages) == 0 {
+			return
+		}
+		p := s.goTest("busy packages", packages, "-count="+strconv.Itoa(times), "-p", "2", "-timeout=3h")
+		p.ended = func(name string, failed []string) error { return ended(name, times, failed) }
 		parts = append(parts, p)
 	}
-	if len(whole) > 0 {
-		p := s.goTest("busy packages", whole, "-count=1", "-p", "2", "-timeout=3h")
-		p.ended = ended
-		parts = append(parts, p)
-	}
+	add(whole, times)
+	add(long, 1)
 	return parts
 }
 

@@ -11,7 +11,7 @@ func known() []unit {
 		{"internal/driver/qemu", "^Test(Strict|KernelsThatDoNotStart)$"},
 		{"internal/driver/qemu", "^TestConformance$/^(live_fork|runs_commands)$"},
 		{"internal/e2b", "^TestPages$"},
-		{"internal/guest/agent", "^Test(KillTree|BusyBackground|Streaming)$"},
+		{"internal/guest/agent", "^Test(Connect|KillTree|BusyBackground|Streaming)$"},
 		{"internal/guest/process", "^TestSettle$"},
 		{"internal/guest/script", "^TestTimeout$"},
 		{"internal/keyring/agewrap", "^TestPluginHangs$"},

@@ -111,12 +111,10 @@ func TestTally(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 2 {
-		if err := tl.note("a", nil); err != nil {
-			t.Fatal(err)
-		}
+	if err := tl.note("a", 2, nil); err != nil {
+		t.Fatal(err)
 	}
-	if err := tl.note("b", nil); err != nil {
+	if err := tl.note("b", 1, nil); err != nil {
 		t.Fatal(err)
 	}
 	if tl, err = openTally(path); err != nil {
@@ -125,7 +123,7 @@ func TestTally(t *testing.T) {
 	if got := tl.missing([]unit{{pkg: "a"}, {pkg: "b"}, {pkg: "c"}}, 2); !slices.Equal(got, []unit{{pkg: "b"}, {pkg: "c"}}) {
 		t.Errorf("missing %q", got)
 	}
-	if err := tl.note("a", []string{"TestX"}); err != nil {
+	if err := tl.note("a", 1, []string{"TestX"}); err != nil {
 		t.Fatal(err)
 	}
 	if tl.Passed["a"] != 0 || !slices.Equal(tl.Failed["a"], []string{"TestX"}) {
