@@ -3,12 +3,14 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -50,13 +52,33 @@ func TestScript(t *testing.T) {
 	})
 }
 
+// longest are the scripts that take longest: they begin first, so that none of them runs alone at the end.
+var longest = []string{"remote-operated", "remote-examples", "odd", "template-layers", "remote-warm", "remote-sealed"}
+
+// ordered returns the files of a folder's scripts, those that are named first.
+func ordered(t *testing.T, dir string, first ...string) []string {
+	t.Helper()
+	all, err := filepath.Glob(filepath.Join(dir, "*.txtar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rank := func(file string) int { // of those that are not named: the last
+		if i := slices.Index(first, strings.TrimSuffix(filepath.Base(file), ".txtar")); i >= 0 {
+			return i
+		}
+		return len(first)
+	}
+	slices.SortStableFunc(all, func(a, b string) int { return cmp.Compare(rank(a), rank(b)) })
+	return all
+}
+
 // TestMachineScript runs the scripts that start machines. Each has a separate TURN_HOME, with the
 // templates, kernel, snapshots and verdicts of the home that tests share: they are expensive to
 // create, and a script's leftovers are easy to see if no other script runs there.
 func TestMachineScript(t *testing.T) {
 	shared, built := turntest.Home(t).Root, t.TempDir()
 	testscript.Run(t, testscript.Params{
-		Dir:                 "testdata/machine",
+		Files:               ordered(t, "testdata/machine", longest...),
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
 		Cmds:                commands,

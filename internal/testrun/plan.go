@@ -86,7 +86,7 @@ func (s *settings) test(changed []string) [][]part {
 	// Two lanes: each more makes all of them slower, by what waits under load cost.
 	return [][]part{
 		{packages, suites},
-		append(s.checks(changed...), kube, shim, scripts, corpus, soak),
+		append(s.checks(changed...), kube, shim, corpus, soak, scripts),
 	}
 }
 
