@@ -167,17 +167,22 @@ func (s *settings) units(names []string) (all []unit) {
 // them takes longer than most of them.
 const batch = 5
 
-// round runs the units: those that are some tests of a package one after another, then the longest packages, once
-// each, and the other packages so many times.
+// round runs the units so many times, those of the longest packages once: those that are some tests of a package one
+// after another, then packages.
 func (s *settings) round(units []unit, times int, ended func(name string, times int, failed []string) error) (parts []part) {
 	var long, whole []string
 	for _, u := range units {
+		slow := slices.Contains(longest, u.pkg) || kube(u.pkg)
 		switch {
 		case u.tests != "":
-			p := s.goTest("busy "+u.pkg, []string{u.pkg}, "-count=1", "-run", u.tests)
-			p.ended = func(_ string, failed []string) error { return ended(u.String(), 1, failed) }
+			k := times
+			if slow {
+				k = 1
+			}
+			p := s.goTest("busy "+u.pkg, []string{u.pkg}, "-count="+strconv.Itoa(k), "-run", u.tests)
+			p.ended = func(_ string, failed []string) error { return ended(u.String(), k, failed) }
 			parts = append(parts, p)
-		case slices.Contains(longest, u.pkg) || kube(u.pkg):
+		case slow:
 			long = append(long, u.pkg)
 		default:
 			whole = append(whole, u.pkg)
