@@ -131,10 +131,11 @@ func TestStreams(t *testing.T) {
 	s, _ := c.Sender(in)
 	r, _ := c.Receiver(out)
 	want := bytes.Repeat([]byte("0123456789abcdef"), 5<<20/16+1)
-	go func() {
+	var sending sync.WaitGroup
+	sending.Go(func() {
 		_, _ = s.Write(want)
 		_ = s.Close()
-	}()
+	})
 	answered := make(chan error, 1)
 	go func() { answered <- c.Call(ctxFor(t), "Test.copy", &echoParams{In: in, Out: out}, nil) }()
 	got, err := io.ReadAll(r)
@@ -144,6 +145,7 @@ func TestStreams(t *testing.T) {
 	if err := <-answered; err != nil {
 		t.Fatal(err)
 	}
+	sending.Wait()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.recv)+len(c.send) != 0 {
