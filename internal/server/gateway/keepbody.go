@@ -12,6 +12,10 @@ import (
 //     request, after it has closed the body for the first one.
 //   - Servers close a request's body when the handler returns, and the transport may still read it: the
 //     controller may refuse a call before the transport has read the body to its end.
+//
+// The body ends when the answer is closed. A client of HTTP/2 that is refused early sends no more of its
+// body and waits for the answer's end, while the transport waits in the close of the answer for the rest
+// of the body.
 type bodyKeeper struct{ http.RoundTripper }
 
 // RoundTrip implements http.RoundTripper.
@@ -19,9 +23,22 @@ func (t bodyKeeper) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Body == nil || r.Body == http.NoBody {
 		return t.RoundTripper.RoundTrip(r)
 	}
+	out, in := io.Pipe()
 	one := r.WithContext(r.Context())
-	one.Body = keptBody{r.Body}
-	return t.RoundTripper.RoundTrip(one)
+	one.Body = keptBody{out}
+	go func() { // a read that nobody wants any more ends with the request, whose server closes the body
+		_, err := io.Copy(in, r.Body)
+		_ = in.CloseWithError(err)
+	}()
+	res, err := t.RoundTripper.RoundTrip(one)
+	if err != nil {
+		_ = out.Close()
+		return nil, err
+	}
+	if res.StatusCode != http.StatusSwitchingProtocols {
+		res.Body = &lastBody{res.Body, out}
+	}
+	return res, nil
 }
 
 // A keptBody is the body of a request that this process serves. Its server closes it when the handler
@@ -31,7 +48,7 @@ type keptBody struct{ r io.Reader }
 // Read implements io.Reader.
 func (b keptBody) Read(p []byte) (int, error) {
 	n, err := b.r.Read(p)
-	if errors.Is(err, http.ErrBodyReadAfterClose) {
+	if errors.Is(err, http.ErrBodyReadAfterClose) || errors.Is(err, io.ErrClosedPipe) {
 		err = io.EOF
 	}
 	return n, err
@@ -39,3 +56,15 @@ func (b keptBody) Read(p []byte) (int, error) {
 
 // Close implements io.Closer without effect.
 func (keptBody) Close() error { return nil }
+
+// A lastBody is the body of an answer, whose close ends that of the request.
+type lastBody struct {
+	io.ReadCloser
+	request *io.PipeReader
+}
+
+// Close implements io.Closer.
+func (b *lastBody) Close() error {
+	_ = b.request.Close()
+	return b.ReadCloser.Close()
+}

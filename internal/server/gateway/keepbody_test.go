@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -160,5 +161,36 @@ func TestAnswerBeforeTheBody(t *testing.T) {
 	_, _ = io.WriteString(c, "b")
 	if rest, err := io.ReadAll(in); string(rest) != "ab <nil>" || err != nil {
 		t.Errorf("%q %v", rest, err)
+	}
+}
+
+// TestRefusedClientSendsNoMore: a client of HTTP/2 that is refused before it has sent its body sends no more of
+// it, and gets the end of the answer all the same.
+func TestRefusedClientSendsNoMore(t *testing.T) {
+	c := newController(t)
+	const answer = `{"code":"permission_denied"}`
+	c.handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = io.WriteString(w, answer)
+	})
+	srv := httptest.NewUnstartedServer(Controller(c.base(), c.transport(), nil))
+	srv.Config.Protocols = new(http.Protocols)
+	srv.Config.Protocols.SetUnencryptedHTTP2(true)
+	srv.Start()
+	defer srv.Close()
+	body, never := io.Pipe()
+	defer func() { _ = never.Close() }()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, srv.URL+"/turnstone.v1.TurnService/GetTurn", body)
+	check(t, err)
+	r.Header.Set("Content-Type", "application/json")
+	res, err := (&http.Client{Transport: c.transport()}).Do(r)
+	check(t, err)
+	b, err := io.ReadAll(res.Body)
+	_ = res.Body.Close()
+	if res.StatusCode != http.StatusForbidden || string(b) != answer || err != nil {
+		t.Errorf("%d %q %v", res.StatusCode, b, err)
 	}
 }
