@@ -139,6 +139,9 @@ func (s *settings) busy(ctx context.Context, r *runner, units []unit, n int) (bo
 			times = min(times, n-t.Passed[u.String()])
 		}
 		r.run(ctx, [][]part{s.round(left, times, func(name string, times int, tests []string) error {
+			if ctx.Err() != nil { // stopped in the middle
+				return nil
+			}
 			failed[name] = failed[name] || len(tests) > 0
 			return t.note(name, times, tests)
 		})})
