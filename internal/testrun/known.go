@@ -4,7 +4,7 @@ package main
 func known() []unit {
 	script := func(names string) unit { return unit{"cmd/turn", "^" + machineScript + "$/^(" + names + ")$"} }
 	return []unit{
-		{"cmd/turn-server", "^Test(ForeignKey|MachineShared)$"},
+		{"cmd/turn-server", "^Test(ForeignKey|MachineShared|Protocols)$"},
 		{"internal/cdp", "^Test(FloodOfRequests|SandboxThatDoesNotRead|FullQueue)$"},
 		{"internal/driver/gvisor", "^TestConsoleFlood$"},
 		{"internal/driver/gvisor", "^TestConformance$/^memory_limit$"},
@@ -23,6 +23,7 @@ func known() []unit {
 		{"sandboxes", "^Test(Exec|ChannelsLeaveRoom)$"},
 		{"sandboxes/access", "^Test(SignalIsLost|SilentCommand)$"},
 		{"sandboxes/performed", "^TestSettle$"},
+		{"wire", "^TestStreams$"},
 		script("badsteps|channel|failing|lifetime|network|remote-examples|remote-operated|remote-pool|remote-restart|remote-sandbox|sandbox-exec|" +
 			"serve-local|terminal"),
 	}

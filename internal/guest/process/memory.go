@@ -70,8 +70,8 @@ func (g *Groups) enforceOnce() (pause time.Duration, again bool) {
 	return leastPause, true
 }
 
-// idle reports whether no process runs and none is being started: a group that is taken is still
-// empty until its process is forked, and nobody would look after a process that came later.
+// idle reports whether no process runs and none is being started. A group that is taken is empty until its
+// process is forked, and no signal follows the fork: the checks must not end before it.
 func (g *Groups) idle() bool {
 	g.mu.Lock()
 	taken := len(g.live) > len(g.full)

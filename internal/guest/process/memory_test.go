@@ -173,8 +173,8 @@ func TestEnforceWhileStarting(t *testing.T) {
 	g, fake := fakeGroups(t, 5, 10)
 	delete(g.live, fake)
 	g.next = 1
-	nobody := []byte("populated 0\n")
-	if err := os.WriteFile(filepath.Join(g.dir, "cgroup.events"), nobody, 0o644); err != nil {
+	empty := []byte("populated 0\n")
+	if err := os.WriteFile(filepath.Join(g.dir, "cgroup.events"), empty, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	c, err := g.take()
@@ -182,14 +182,14 @@ func TestEnforceWhileStarting(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, again := g.enforceOnce(); !again {
-		t.Error("nobody looks after a process that is being started")
+		t.Error("the checks end before a process is forked")
 	}
-	if err := os.WriteFile(filepath.Join(c.dir, "cgroup.events"), nobody, 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(c.dir, "cgroup.events"), empty, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	c.release()
 	if _, again := g.enforceOnce(); again {
-		t.Error("it looks after nobody")
+		t.Error("the checks go on without a process")
 	}
 }
 

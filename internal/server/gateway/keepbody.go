@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"sync"
 )
 
 // A bodyKeeper sends requests to the controller whose bodies do not fail because something closed
@@ -25,11 +26,12 @@ func (t bodyKeeper) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	out, in := io.Pipe()
 	one := r.WithContext(r.Context())
-	one.Body = keptBody{out}
-	go func() { // a read that nobody wants any more ends with the request, whose server closes the body
-		_, err := io.Copy(in, r.Body)
-		_ = in.CloseWithError(err)
-	}()
+	one.Body = keptBody{out, sync.OnceFunc(func() {
+		go func() { // a read that is not wanted any more ends with the request, whose server closes the body
+			_, err := io.Copy(in, r.Body)
+			_ = in.CloseWithError(err)
+		}()
+	})}
 	res, err := t.RoundTripper.RoundTrip(one)
 	if err != nil {
 		_ = out.Close()
@@ -43,10 +45,14 @@ func (t bodyKeeper) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // A keptBody is the body of a request that this process serves. Its server closes it when the handler
 // returns; whoever answers first wants no more of it, so that is its end.
-type keptBody struct{ r io.Reader }
+type keptBody struct {
+	r     io.Reader
+	begin func() // what r reads from; it may be called again
+}
 
 // Read implements io.Reader.
 func (b keptBody) Read(p []byte) (int, error) {
+	b.begin()
 	n, err := b.r.Read(p)
 	if errors.Is(err, http.ErrBodyReadAfterClose) || errors.Is(err, io.ErrClosedPipe) {
 		err = io.EOF
