@@ -119,8 +119,8 @@ func (w *world) until(what string, f func() bool) {
 	}
 }
 
-// operator runs an operator until stop is called. before is called before each of its writes.
-func (w *world) operator(s *server, write func(after bool) error, classes ...string) (stop func()) {
+// operator runs an operator until stop is called. write is called before and after each of its writes.
+func (w *world) operator(s *server, write func(o client.Object) error, classes ...string) (stop func()) {
 	w.Helper()
 	cfg, err := w.cluster.Config("turn-operator")
 	w.must(err)
@@ -155,29 +155,29 @@ func (w *world) operator(s *server, write func(after bool) error, classes ...str
 }
 
 // faulty calls write before and after each write.
-func faulty(write func(after bool) error) interceptor.Funcs {
-	around := func(f func() error) error {
-		if err := write(false); err != nil {
+func faulty(write func(o client.Object) error) interceptor.Funcs {
+	around := func(o client.Object, f func() error) error {
+		if err := write(o); err != nil {
 			return err
 		}
 		if err := f(); err != nil {
 			return err
 		}
-		return write(true)
+		return write(o)
 	}
 	return interceptor.Funcs{
 		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
-			return around(func() error { return c.Create(ctx, o, opts...) })
+			return around(o, func() error { return c.Create(ctx, o, opts...) })
 		},
 		Patch: func(ctx context.Context, c client.WithWatch, o client.Object, p client.Patch, opts ...client.PatchOption) error {
-			return around(func() error { return c.Patch(ctx, o, p, opts...) })
+			return around(o, func() error { return c.Patch(ctx, o, p, opts...) })
 		},
 		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
-			return around(func() error { return c.Delete(ctx, o, opts...) })
+			return around(o, func() error { return c.Delete(ctx, o, opts...) })
 		},
 		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object,
 			opts ...client.SubResourceUpdateOption) error {
-			return around(func() error { return c.SubResource(sub).Update(ctx, o, opts...) })
+			return around(o, func() error { return c.SubResource(sub).Update(ctx, o, opts...) })
 		},
 	}
 }
@@ -450,7 +450,7 @@ func (w *world) lifeWithFault(name string, at int) int {
 		return nil
 	}
 	w.server.step = func(string, bool) error { return step() }
-	stop := w.operator(w.server, func(bool) error { return step() })
+	stop := w.operator(w.server, func(client.Object) error { return step() })
 	over := make(chan struct{})
 	restarted := make(chan func(), 1)
 	go func() {
