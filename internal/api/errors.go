@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strconv"
 	"strings"
 	"time"
@@ -305,7 +307,10 @@ func FromConnect(err error) error {
 		s.Certificate = c
 	}
 	if d == nil {
-		e := turnstone.NewError("api.call", KindOfCode(sent.Code()), "", nil)
+		if lost(sent) {
+			s.Code = connect.CodeUnavailable
+		}
+		e := turnstone.NewError("api.call", KindOfCode(s.Code), "", nil)
 		if e.Err = errors.New(Clean(sent.Message(), maxCause)); !connect.IsWireError(sent) {
 			e.Err = &local{text: e.Err.Error(), err: sent.Unwrap()}
 		}
@@ -332,6 +337,17 @@ func FromConnect(err error) error {
 	}
 	s.Err = e
 	return s
+}
+
+// lost reports whether the connection of a call ended in the middle of its answer, such as when the server's process
+// was killed. connect v1.21 says unknown or internal of it, by where in the answer that was, and unavailable only if
+// no answer had begun.
+func lost(e *connect.Error) bool {
+	if code := e.Code(); connect.IsWireError(e) || code != connect.CodeUnknown && code != connect.CodeInternal {
+		return false
+	}
+	var of *net.OpError
+	return errors.Is(e, io.ErrUnexpectedEOF) || errors.Is(e, net.ErrClosed) || errors.As(e, &of)
 }
 
 // A local error was made by this process, such as a failed connection; its chain is kept.

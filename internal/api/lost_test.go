@@ -1,0 +1,58 @@
+package api
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	"turnstone.dev/turnstone"
+	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
+	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
+)
+
+// TestLostAnswer: a server whose connections end in the middle of an answer is one that cannot be reached, in each
+// protocol and wherever in the answer that is: the caller may ask again.
+func TestLostAnswer(t *testing.T) {
+	for name, two := range map[string]bool{"HTTP/1": false, "HTTP/2": true} {
+		for where, part := range map[string]struct {
+			kind string
+			body []byte
+		}{
+			"before a message": {"application/proto", nil},
+			"in a message":     {"application/proto", []byte{10, 100, 10}},
+			"before a frame":   {"application/grpc", nil},
+			"in a prefix":      {"application/grpc", []byte{0, 0}},
+			"in a frame":       {"application/grpc", frame(make([]byte, 100))[:20]},
+		} {
+			t.Run(name+" "+where, func(t *testing.T) {
+				kill := func() {}
+				srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					w.Header().Set("Content-Type", part.kind)
+					_, _ = w.Write(part.body)
+					_ = http.NewResponseController(w).Flush()
+					kill()
+					<-r.Context().Done()
+				}))
+				srv.Config.Protocols = new(http.Protocols)
+				srv.Config.Protocols.SetHTTP1(!two)
+				srv.Config.Protocols.SetUnencryptedHTTP2(two)
+				srv.Start()
+				kill = srv.CloseClientConnections
+				defer srv.Close()
+				options := ClientOptions()
+				if part.kind == "application/grpc" {
+					options = append(options, connect.WithGRPC())
+				}
+				way := &http.Transport{Protocols: srv.Config.Protocols}
+				defer way.CloseIdleConnections()
+				c := connectv1.NewSandboxServiceClient(&http.Client{Transport: way}, srv.URL, options...)
+				_, err := c.GetSandbox(t.Context(), connect.NewRequest(&v1.GetSandboxRequest{}))
+				if err = FromConnect(err); turnstone.KindOf(err) != turnstone.KindUnavailable || !Retryable(err) {
+					t.Errorf("%v is %s", err, turnstone.KindOf(err))
+				}
+			})
+		}
+	}
+}
