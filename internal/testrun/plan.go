@@ -85,8 +85,8 @@ func (s *settings) test(changed []string) [][]part {
 	shim.dir, shim.env = "shim", append(shim.env, "CGO_ENABLED=0")
 	// Two lanes: each more makes all of them slower, by what waits under load cost.
 	return [][]part{
-		{packages, suites},
-		append(s.checks(changed...), kube, shim, corpus, soak, scripts),
+		{packages, corpus, suites},
+		append(s.checks(changed...), kube, shim, soak, scripts),
 	}
 }
 
