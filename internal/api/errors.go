@@ -10,6 +10,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -339,15 +340,21 @@ func FromConnect(err error) error {
 	return s
 }
 
-// lost reports whether the connection of a call ended in the middle of its answer, such as when the server's process
-// was killed. connect v1.21 says unknown or internal of it, by where in the answer that was, and unavailable only if
-// no answer had begun.
+// lost reports whether the connection of a call ended before its answer did, such as when the server's process was
+// killed. connect v1.21 says unknown, internal or, if the kernel says that it was reset, canceled of it, by where in
+// the answer that was, and unavailable only if no answer had begun.
 func lost(e *connect.Error) bool {
-	if code := e.Code(); connect.IsWireError(e) || code != connect.CodeUnknown && code != connect.CodeInternal {
+	if connect.IsWireError(e) || errors.Is(e, context.Canceled) {
 		return false
 	}
 	var of *net.OpError
-	return errors.Is(e, io.ErrUnexpectedEOF) || errors.Is(e, net.ErrClosed) || errors.As(e, &of)
+	switch e.Code() {
+	case connect.CodeUnknown, connect.CodeInternal:
+		return errors.Is(e, io.ErrUnexpectedEOF) || errors.Is(e, net.ErrClosed) || errors.As(e, &of)
+	case connect.CodeCanceled:
+		return errors.Is(e, syscall.ECONNRESET) || errors.Is(e, syscall.EPIPE)
+	}
+	return false
 }
 
 // A local error was made by this process, such as a failed connection; its chain is kept.

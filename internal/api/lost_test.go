@@ -1,6 +1,9 @@
 package api
 
 import (
+	"context"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -54,5 +57,40 @@ func TestLostAnswer(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestResetAnswer: so is one whose kernel resets them.
+func TestResetAnswer(t *testing.T) {
+	for name, part := range map[string]string{"before an answer": "", "in an answer": "HTTP/1.1 200 OK\r\n" +
+		"Content-Type: application/proto\r\nContent-Length: 100\r\n\r\n\x0a"} {
+		srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			c, _, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_, _ = io.WriteString(c, part)
+			_ = c.(*net.TCPConn).SetLinger(0)
+			_ = c.Close()
+		}))
+		c := connectv1.NewSandboxServiceClient(srv.Client(), srv.URL, ClientOptions()...)
+		_, err := c.GetSandbox(t.Context(), connect.NewRequest(&v1.GetSandboxRequest{}))
+		if err = FromConnect(err); turnstone.KindOf(err) != turnstone.KindUnavailable || !Retryable(err) {
+			t.Errorf("%s: %v is %s", name, err, turnstone.KindOf(err))
+		}
+		srv.Close()
+	}
+	// The caller's own end stays what it is.
+	ctx, cancel := context.WithCancel(t.Context())
+	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		cancel()
+		<-r.Context().Done()
+	}))
+	defer srv.Close()
+	c := connectv1.NewSandboxServiceClient(srv.Client(), srv.URL, ClientOptions()...)
+	_, err := c.GetSandbox(ctx, connect.NewRequest(&v1.GetSandboxRequest{}))
+	if err = FromConnect(err); turnstone.KindOf(err) != turnstone.KindCanceled {
+		t.Errorf("%v is %s", err, turnstone.KindOf(err))
 	}
 }
