@@ -34,35 +34,75 @@ type attribute struct {
 	at       int // offset of the key in the info string
 }
 
-// splitAttributes reads "key", "key=value" and "key='a value'", separated by blanks, with or
-// without braces around the list. On a fault it returns the fault's offset.
+// splitAttributes reads "key", "key=value" and "key='a value'", separated by blanks; braces may be around some of
+// them. On a fault it returns the fault's offset. What is no attribute of a step may have any form up to the next
+// blank: other tools have their own.
 func splitAttributes(info string, from int) (attrs []attribute, fault string, at int) {
 	end := len(strings.TrimRight(info, " \t"))
-	i := skipBlanks(info, from, end)
-	if i < end && info[i] == '{' {
-		if info[end-1] != '}' || end-1 == i {
+	for i := skipBlanks(info, from, end); i < end; i = skipBlanks(info, i, end) {
+		if info[i] != '{' {
+			a, next, fault := readAttribute(info[:end], i)
+			if fault != "" {
+				return nil, fault, next
+			}
+			attrs, i = append(attrs, a), next
+			continue
+		}
+		closed := closingBrace(info[:end], i)
+		if closed < 0 {
 			return nil, "the brace is not closed", i
 		}
-		i, end = i+1, end-1
-	}
-	for i = skipBlanks(info, i, end); i < end; i = skipBlanks(info, i, end) {
-		a := attribute{at: i}
-		for i < end && !strings.ContainsRune(" \t=", rune(info[i])) {
-			i++
-		}
-		a.key = info[a.at:i]
-		if i < end && info[i] == '=' {
-			a.hasValue = true
-			if a.value, i, fault = attributeValue(info[:end], i+1); fault != "" {
-				return nil, fault, i
+		for i = skipBlanks(info, i+1, closed); i < closed; i = skipBlanks(info, i, closed) {
+			a, next, fault := readAttribute(info[:closed], i)
+			if fault != "" {
+				return nil, fault, next
 			}
+			attrs, i = append(attrs, a), next
 		}
-		if a.key == "" {
-			return nil, `a value without a name before "="`, a.at
-		}
-		attrs = append(attrs, a)
+		i = closed + 1
 	}
 	return attrs, "", 0
+}
+
+// closingBrace returns the offset of the first closing brace after offset i that is not in quotes, or -1.
+func closingBrace(info string, i int) int {
+	quote := byte(0)
+	for ; i < len(info); i++ {
+		switch c := info[i]; {
+		case quote != 0:
+			if c == quote {
+				quote = 0
+			}
+		case c == '"' || c == '\'':
+			quote = c
+		case c == '}':
+			return i
+		}
+	}
+	return -1
+}
+
+// readAttribute reads the attribute at offset i of an info string. On a fault next is its offset.
+func readAttribute(info string, i int) (a attribute, next int, fault string) {
+	a.at = i
+	for i < len(info) && !strings.ContainsRune(" \t=", rune(info[i])) {
+		i++
+	}
+	if a.key = info[a.at:i]; a.key == "" {
+		return a, a.at, `a value without a name before "="`
+	}
+	if i == len(info) || info[i] != '=' {
+		return a, i, ""
+	}
+	a.hasValue = true
+	a.value, next, fault = attributeValue(info, i+1)
+	if _, ours := misspelling(a.key, attributes); fault != "" && !ours {
+		for next = i; next < len(info) && info[next] != ' ' && info[next] != '\t'; {
+			next++
+		}
+		return a, next, ""
+	}
+	return a, next, fault
 }
 
 func attributeValue(info string, i int) (value string, next int, fault string) {
@@ -104,6 +144,10 @@ func (p *docParser) readAttributes(s *Step, info string, base int) {
 	}
 	seen := map[string]bool{}
 	for _, a := range attrs {
+		if _, ours := misspelling(a.key, attributes); !ours {
+			p.ignore(s.Line, a.key)
+			continue
+		}
 		if seen[a.key] {
 			p.errorAt(base+a.at, fmt.Sprintf("attribute %q is given twice", a.key),
 				"remove one of them")

@@ -2,6 +2,7 @@ package document
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"turnstone.dev/turnstone"
@@ -46,6 +47,35 @@ func (es SyntaxErrors) Unwrap() error {
 		}
 	}
 	return e
+}
+
+// otherNames are what neighbours of turn call something of ours.
+var otherNames = map[string]string{"environment": "env", "workdir": "cwd", "working_dir": "cwd", "working_directory": "cwd",
+	"ram": "memory"}
+
+// misspelling returns the known word that is most similar to the given word, and whether the author probably meant it:
+// every third letter may differ, or two neighbours are swapped, or a further word follows. A version is what documents
+// have for other tools, though it is near to session.
+func misspelling(word string, known []string) (near string, probably bool) {
+	plain := strings.ReplaceAll(strings.ToLower(word[:min(len(word), maxName)]), "-", "_")
+	if near = otherNames[plain]; slices.Contains(known, near) {
+		return near, true
+	}
+	if first, _, more := strings.Cut(plain, "_"); more && slices.Contains(known, first) {
+		return first, true
+	}
+	near, edits := suggest.Nearest(word, known)
+	return near, (edits <= max(1, len(near)/3) || swapped(word, near)) && word != "version"
+}
+
+// swapped reports whether two words differ by the order of two neighbours.
+func swapped(a, b string) bool {
+	for i := 1; i < len(a) && len(a) == len(b); i++ {
+		if a[i-1] != b[i-1] {
+			return a[i-1] == b[i] && a[i] == b[i-1] && a[i+1:] == b[i+1:]
+		}
+	}
+	return false
 }
 
 // nearest returns the known word that is most similar to the given word.

@@ -218,8 +218,16 @@ func (p *docParser) readKey(m *yaml.Node, i int) {
 	if k < 0 {
 		names := frontKeyNames()
 		known := names[:len(names)-1] // turn: is written by the receipt, not by the author
+		near, misspelt := misspelling(key.Value, known)
+		if slices.Contains(networkKeys, key.Value) {
+			near, misspelt = "network."+key.Value, true
+		}
+		if key.Kind == yaml.ScalarNode && !misspelt {
+			p.ignore(key.Line, key.Value)
+			return
+		}
 		p.errorNode(key, fmt.Sprintf("unknown key %q; the nearest known one is %q",
-			oneLine(key.Value, maxName), nearest(key.Value, known)),
+			oneLine(key.Value, maxName), near),
 			"known keys: "+strings.Join(known, ", "))
 		return
 	}

@@ -19,8 +19,9 @@ const (
 	MaxFile   = 128 << 20 // bytes with results
 	MaxSteps  = 1000
 
-	maxErrors = 20 // further faults are counted and not listed
-	maxPrefix = 64 // columns before a line of a result, for the enclosing containers
+	maxErrors  = 20 // further faults are counted and not listed
+	maxIgnored = 100
+	maxPrefix  = 64 // columns before a line of a result, for the enclosing containers
 )
 
 // DefaultCwd is the working directory of a document without cwd.
@@ -136,6 +137,13 @@ func (p *docParser) errorAt(at int, msg, hint string) {
 		Msg:    msg,
 		Hint:   hint,
 	})
+}
+
+// ignore notes a word in a line that is for other tools.
+func (p *docParser) ignore(line int, word string) {
+	if len(p.doc.Ignored) < maxIgnored {
+		p.doc.Ignored = append(p.doc.Ignored, Ignored{oneLine(word, maxName), line})
+	}
 }
 
 // addStep adds the step of a fence.

@@ -331,9 +331,9 @@ func TestSyntaxErrors(t *testing.T) {
 		{"unknown key after others", "---\nimage: x\n\n# c\nnetwrok: on\n---\n",
 			"5:1: unknown key \"netwrok\"; the nearest known one is \"network\""},
 		{"key twice", "---\ncpus: 1\ncpus: 1\n---\n", "3:1: key \"cpus\" is given twice"},
-		{"several faults", "---\nimage: [x]\ncpus: 0\n---\n```bash x\n```\n",
+		{"several faults", "---\nimage: [x]\ncpus: 0\n---\n```bash cwt\n```\n",
 			"2:8: image is not a string\n3:7: cpus: \"0\" is not a number of CPUs\n" +
-				"5:9: unknown attribute \"x\"; the nearest known one is \"cwd\""},
+				"5:9: unknown attribute \"cwt\"; the nearest known one is \"cwd\""},
 		{"image that is a number", "---\nimage: 3\n---\n", "2:8: image is not a string"},
 		{"image that is empty", "---\nimage: \"\"\n---\n", "2:8: image is empty"},
 		{"image with an escape", "---\nimage: \"a\\eb\"\n---\n",

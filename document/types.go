@@ -21,6 +21,10 @@ type Document struct {
 	Inherited []string
 	Defaults  Defaults
 
+	// Ignored are keys of the front matter and attributes of steps that are none of turn's, such as a title: they are
+	// for other tools. There are at most the first 100.
+	Ignored []Ignored
+
 	layout layout // positions in Source; see parse.go
 }
 
@@ -89,6 +93,12 @@ const (
 	SnapshotNone Snapshot = "none"
 	SnapshotVM   Snapshot = "vm" // the whole machine: memory, processes, devices
 )
+
+// An Ignored is a word for other tools.
+type Ignored struct {
+	Name string `json:"name"` // on a single line, at most 64 bytes
+	Line int    `json:"line"` // from 1
+}
 
 // A Step is a fenced shell block.
 type Step struct {
@@ -160,7 +170,7 @@ type StepResult struct {
 // A CommandFailure is a failed command of a step. Lines and columns refer to the document as given
 // to Parse and count from 1; columns count bytes.
 type CommandFailure struct {
-	Line      int
+	Line      int // 0: the place is not known
 	Column    int
 	EndLine   int
 	EndColumn int    // column of the byte after the last

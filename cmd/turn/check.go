@@ -66,7 +66,7 @@ func (c *checkCmd) Run(a *cli.App) error {
 			warnNoSteps(a, file)
 		}
 		d := checked{File: file, Steps: []checkedStep{}, Needs: append([]turnstone.Ask{}, needs...),
-			Manifest: usedBy(doc)}
+			Manifest: usedBy(doc), Ignored: doc.Ignored}
 		for _, s := range doc.Steps {
 			d.Steps = append(d.Steps, checkedStep{s.Name, s.Line, s.Language, s.Skip})
 		}
@@ -100,6 +100,9 @@ func printChecked(w io.Writer, docs []checked) {
 	for _, d := range docs {
 		for _, s := range d.Steps {
 			terminal.Printf(w, "%s:%d: %s (%s)\n", d.File, s.Line, s.Name, s.Language)
+		}
+		for _, x := range d.Ignored {
+			terminal.Printf(w, "%s:%d: %s is ignored: it is for other tools\n", d.File, x.Line, x.Name)
 		}
 		if m := d.Manifest; m != nil {
 			terminal.Printf(w, "%s: %s sets %s\n", d.File, m.File, strings.Join(m.Keys, ", "))

@@ -2,6 +2,7 @@ package main
 
 import (
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/cli"
 )
 
@@ -30,6 +31,8 @@ type checked struct {
 	Error *cli.ErrorBody  `json:"error,omitempty"` // its faults
 	// Manifest is what a run takes from a manifest; null: nothing.
 	Manifest *usedManifest `json:"manifest,omitempty"`
+	// Ignored are keys and attributes for other tools; absent: there are none.
+	Ignored []document.Ignored `json:"ignored,omitempty"`
 }
 
 // usedManifest is what a document takes from a manifest.
