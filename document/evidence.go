@@ -9,11 +9,12 @@ import (
 	"turnstone.dev/turnstone/internal/lazyregexp"
 )
 
-// The evidence of a receipt is an HTML comment after its last byte: a line feed, evidenceBegin, one
-// line of text, evidenceEnd. It has exactly one spelling. docs/chain.md specifies it.
+// The evidence of a receipt is an HTML comment after its last byte: a line ending, evidenceBegin, one line of text,
+// evidenceEnd. Its line endings are CRLF if the receipt's first one is, otherwise LF; receipts of earlier versions
+// have LF always. docs/chain.md specifies it.
 const (
-	evidenceBegin = "<!-- turn:evidence\n"
-	evidenceEnd   = "\n-->\n"
+	evidenceBegin = "<!-- turn:evidence"
+	evidenceEnd   = "-->"
 )
 
 // MaxEvidence bounds the text of a receipt's evidence in bytes.
@@ -29,23 +30,30 @@ var (
 // WithEvidence returns a receipt with evidence at its end. evidence is a single line of text
 // without "<" and ">".
 func WithEvidence(receipt, evidence []byte) []byte {
-	return slices.Concat(receipt, []byte("\n"+evidenceBegin), evidence, []byte(evidenceEnd))
+	eol := "\n"
+	if firstEOL(receipt) == "\r\n" {
+		eol = "\r\n"
+	}
+	return slices.Concat(receipt, []byte(eol+evidenceBegin+eol), evidence, []byte(eol+evidenceEnd+eol))
 }
 
 // CutEvidence returns the text of a receipt and the evidence at its end. Without evidence, or with
 // evidence in another spelling than that of WithEvidence, found is false, and text is file.
 func CutEvidence(file []byte) (text, evidence []byte, found bool) {
-	body, ok := bytes.CutSuffix(file, []byte(evidenceEnd))
-	if !ok {
-		return file, nil, false
+	for _, eol := range []string{"\n", "\r\n"} {
+		body, ok := bytes.CutSuffix(file, []byte(eol+evidenceEnd+eol))
+		if !ok {
+			continue
+		}
+		line := bytes.LastIndexByte(body, '\n') + 1
+		text, ok = bytes.CutSuffix(body[:line], []byte(eol+evidenceBegin+eol))
+		evidence = body[line:]
+		if ok && len(evidence) <= MaxEvidence && !bytes.ContainsAny(evidence, "<>\r") &&
+			(eol == "\n" || firstEOL(text) == eol) {
+			return text, evidence, true
+		}
 	}
-	line := bytes.LastIndexByte(body, '\n') + 1
-	text, ok = bytes.CutSuffix(body[:line], []byte("\n"+evidenceBegin))
-	evidence = body[line:]
-	if !ok || len(evidence) > MaxEvidence || bytes.ContainsAny(evidence, "<>\r") {
-		return file, nil, false
-	}
-	return text, evidence, true
+	return file, nil, false
 }
 
 // HasEvidence reports whether a file contains a comment that is evidence, or was.

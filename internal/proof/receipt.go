@@ -49,6 +49,11 @@ func OpenText(ctx context.Context, name string, file []byte) (text []byte, s *Si
 			WithHint(turnstone.HintOf(err))
 	}
 	if have := turnstone.DigestBytes(text); have != s.Subjects.Receipt {
+		if otherEndings(text, s.Subjects.Receipt) {
+			return nil, nil, turnstone.Errorf("verify", turnstone.KindIntegrity, name,
+				"its line endings are not those of the text that was signed").
+				WithHint("verify the file as turn wrote it, before an editor or git changed its line endings")
+		}
 		return nil, nil, turnstone.Errorf("verify", turnstone.KindIntegrity, name,
 			"its text is not the text that was signed: it is %s, and turn %d (%s) was signed "+
 				"with %s", have.Short(), s.Predicate.Turn.Number, s.Predicate.Turn.ID,
@@ -56,4 +61,10 @@ func OpenText(ctx context.Context, name string, file []byte) (text []byte, s *Si
 			WithHint("somebody changed the receipt, or took the evidence of another")
 	}
 	return text, s, nil
+}
+
+// otherEndings reports whether a text with LF for CRLF, or the reverse, is the one that was signed.
+func otherEndings(text []byte, signed turnstone.Digest) bool {
+	lf := bytes.ReplaceAll(text, []byte("\r\n"), []byte("\n"))
+	return turnstone.DigestBytes(lf) == signed || turnstone.DigestBytes(bytes.ReplaceAll(lf, []byte("\n"), []byte("\r\n"))) == signed
 }

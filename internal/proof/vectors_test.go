@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -63,6 +64,9 @@ func vectors(t testing.TB) map[string][]byte {
 	three := bytes.Replace(Attach([]byte(text), later), []byte(`,{"keyid":"ssh-`),
 		[]byte(`,{"keyid":"`+node.ID()+`","sig":""},{"keyid":"ssh-`), 1)
 	file := Attach([]byte(text), good)
+	// A text with CRLF has evidence with CRLF; versions before this one wrote LF there.
+	windows := strings.ReplaceAll(text, "\n", "\r\n")
+	both := signed(t, windows, node, caller)
 	lines := (key.Entry{Key: node.Public, Role: key.Node}).Line() + "\n" +
 		(key.Entry{Key: caller.Public, Role: key.Caller, Name: "alice"}).Line() + "\n"
 	swapped := (key.Entry{Key: caller.Public, Role: key.Node}).Line() + "\n" +
@@ -76,6 +80,9 @@ func vectors(t testing.TB) map[string][]byte {
 			[]byte(fixed(t, "a stranger").String()), 1),
 		"text.md":    bytes.Replace(file, []byte("true"), []byte("tru3"), 1),
 		"crlf.md":    bytes.ReplaceAll(file, []byte("\n"), []byte("\r\n")),
+		"windows.md": Attach([]byte(windows), both),
+		"mixed.md":   fmt.Appendf(nil, "%s\n<!-- turn:evidence\n%s\n-->\n", windows, both.Envelope),
+		"unix.md":    bytes.ReplaceAll(Attach([]byte(windows), both), []byte("\r\n"), []byte("\n")),
 		"below.md":   append(bytes.Clone(file), "more\n"...),
 		"dropped.md": []byte(dropped),
 		"trusted":    []byte(lines), "swapped": []byte(swapped),
@@ -92,6 +99,9 @@ func vectors(t testing.TB) map[string][]byte {
 		{File: "both.md", Trust: "swapped", Result: "bad"},
 		{File: "text.md", Trust: "trusted", Result: "bad"},
 		{File: "crlf.md", Trust: "trusted", Result: "bad"},
+		{File: "windows.md", Trust: "trusted", Result: "ok", Statement: both.Link},
+		{File: "mixed.md", Trust: "trusted", Result: "ok", Statement: both.Link},
+		{File: "unix.md", Trust: "trusted", Result: "bad"},
 		{File: "below.md", Trust: "trusted", Result: "bad"},
 		{File: "dropped.md", Trust: "trusted", Result: "bad"},
 	}

@@ -7,7 +7,6 @@ import base64, datetime, hashlib, json, os, re, sys
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-BEGIN, END = b"\n<!-- turn:evidence\n", b"\n-->\n"
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 PREDICATE = "https://turnstone.dev/attestations/turn/v1"
 
@@ -57,11 +56,18 @@ def split(receipt):
     """The signed text and the envelope, which are all that a receipt consists of."""
     if not re.search(rb"^[ \t]*<!--[ \t]*turn:evidence([ \t]|$)", receipt.replace(b"\r", b"\n"), re.M):
         raise Unsigned()
-    need(receipt.endswith(END), "the evidence is not at the end")
-    head, _, envelope = receipt[: -len(END)].rpartition(b"\n")
-    head += b"\n"
-    need(head.endswith(BEGIN) and not re.search(rb"[<>\r]", envelope), "the evidence was changed")
-    return head[: -len(BEGIN)], envelope
+    for eol in b"\n", b"\r\n":
+        begin, end = eol + b"<!-- turn:evidence" + eol, eol + b"-->" + eol
+        if not receipt.endswith(end):
+            continue
+        head, _, envelope = receipt[: -len(end)].rpartition(b"\n")
+        head += b"\n"
+        need(head.endswith(begin) and not re.search(rb"[<>\r]", envelope), "the evidence was changed")
+        text = head[: -len(begin)]
+        first = re.search(rb"\r\n|\r|\n", text)
+        need(eol == b"\n" or first and first[0] == eol, "the evidence has other line endings than the text")
+        return text, envelope
+    raise Bad("the evidence is not at the end")
 
 
 def ed25519(line):
