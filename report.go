@@ -69,7 +69,8 @@ type InputInfo struct {
 
 // A FailureReport is a command that failed, with the message that explains the failure.
 type FailureReport struct {
-	Place    *Place `json:"place,omitempty"` // of the command in the document
+	// Place is that of the command in the document, or of the command there that ran it, such as eval or an alias.
+	Place    *Place `json:"place,omitempty"`
 	Text     string `json:"text"`
 	ExitCode int    `json:"exit_code"`
 	// the program that printed Message: bash, python, node, jq, …

@@ -175,7 +175,9 @@ func appendFailures(lines []string, failures []CommandFailure) []string {
 // line returns the failure as a line of markdown.
 func (f CommandFailure) line() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "line %d, column %d: ", f.Line, f.Column)
+	if f.Line > 0 {
+		fmt.Fprintf(&b, "line %d, column %d: ", f.Line, f.Column)
+	}
 	if text := commandText(f.Text); text != "" {
 		b.WriteString(codeSpan(text) + " ")
 	}

@@ -217,7 +217,7 @@ func (s *scripts) failures(step *document.Step, c *commands, exit int, stderr *c
 		diagnose.Failure{Command: -1, ExitCode: exit, Stderr: stderr.part(0, stderr.size)})
 	if len(found) > 0 {
 		s.addFailure(step, c, found,
-			&trace.Record{Command: enclosing(c.script, found[0]), Exit: exit})
+			&trace.Record{Command: enclosing(c.script, found[0]), Parent: -1, Exit: exit})
 	}
 }
 
@@ -272,13 +272,37 @@ func failingRecords(script *syntax.Script, rep *trace.Report) []*trace.Record {
 	return failing
 }
 
+// callOf returns the script's command that ran what is not in the script itself, such as what eval, an alias or a
+// sourced file consists of, or nil.
+func callOf(c *commands, r *trace.Record) *syntax.Command {
+	if c.report == nil {
+		return nil
+	}
+	at := r.Parent
+	for i := len(c.report.Records) - 1; i >= 0; i-- { // parents come first
+		if p := &c.report.Records[i]; p.ID == at {
+			if cmd := commandOf(c.script, p.Command); cmd != nil {
+				return cmd
+			}
+			at = p.Parent
+		}
+	}
+	return nil
+}
+
 func (s *scripts) addFailure(step *document.Step, c *commands, found []diagnose.Finding,
 	r *trace.Record) {
 	rep := turnstone.FailureReport{Text: r.Words, ExitCode: r.Exit}
 	shown := document.CommandFailure{Text: r.Words, ExitCode: r.Exit}
-	if cmd := commandOf(c.script, r.Command); cmd != nil {
+	cmd, called := commandOf(c.script, r.Command), false
+	if cmd == nil {
+		cmd, called = callOf(c, r), true
+	}
+	if cmd != nil {
 		at := s.place(step, cmd.Span)
-		rep.Place, rep.Text = &at, sourceText(c.script, cmd.Span)
+		if rep.Place = &at; !called {
+			rep.Text = sourceText(c.script, cmd.Span)
+		}
 		shown.Line, shown.Column, shown.EndLine, shown.EndColumn, shown.Text = at.Line, at.Column,
 			at.EndLine, at.EndColumn, rep.Text
 		shown.Excerpt = s.doc.SourceLine(at.Line, at.Column, at.EndLine, at.EndColumn)
