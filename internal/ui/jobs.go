@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
@@ -51,6 +52,7 @@ type job struct {
 
 	mu      sync.Mutex
 	events  []event
+	texts   map[turnstone.Stream]*decoder // of the step that runs
 	printed int
 	done    bool
 	changed chan struct{} // closed at the next change
@@ -173,16 +175,65 @@ func (n *job) StepStarted(step *document.Step) {
 	n.add(event{Kind: "step", Step: step.Index, Name: step.Name})
 }
 
-// StepOutput implements executor.Observer.
+// StepOutput implements executor.Observer. A character may be in two parts.
 func (n *job) StepOutput(step *document.Step, stream turnstone.Stream, p []byte) {
-	n.add(event{Kind: "output", Step: step.Index, Stream: stream,
-		Text: strings.ToValidUTF8(string(p), "\uFFFD")})
+	n.mu.Lock()
+	text := n.text(stream).next(p)
+	n.mu.Unlock()
+	if text != "" {
+		n.add(event{Kind: "output", Step: step.Index, Stream: stream, Text: text})
+	}
+}
+
+// text returns the decoder of a stream of the step that runs. The caller holds mu.
+func (n *job) text(stream turnstone.Stream) *decoder {
+	if n.texts == nil {
+		n.texts = map[turnstone.Stream]*decoder{}
+	}
+	if n.texts[stream] == nil {
+		n.texts[stream] = &decoder{}
+	}
+	return n.texts[stream]
 }
 
 // StepFinished implements executor.Observer.
 func (n *job) StepFinished(step *document.Step, r turnstone.StepReport) {
+	n.mu.Lock()
+	texts := n.texts
+	n.texts = nil
+	n.mu.Unlock()
+	for stream, t := range texts {
+		if text := t.end(); text != "" {
+			n.add(event{Kind: "output", Step: step.Index, Stream: stream, Text: text})
+		}
+	}
 	n.add(event{Kind: "passed", Step: step.Index, Name: step.Name, Status: r.Status, Exit: r.ExitCode,
 		Millis: r.Millis})
+}
+
+// A decoder decodes a stream of UTF-8 whose parts end anywhere.
+type decoder struct{ begun []byte } // of a character, at most 3 bytes
+
+// next returns the characters that end in the next part.
+func (t *decoder) next(p []byte) string {
+	b := append(t.begun, p...)
+	t.begun = nil
+	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
+		if at := len(b) - n; utf8.RuneStart(b[at]) {
+			if !utf8.FullRune(b[at:]) {
+				b, t.begun = b[:at], slices.Clone(b[at:])
+			}
+			break
+		}
+	}
+	return strings.ToValidUTF8(string(b), "\uFFFD")
+}
+
+// end returns what a stream that ends in the middle of a character has of it.
+func (t *decoder) end() string {
+	b := t.begun
+	t.begun = nil
+	return strings.ToValidUTF8(string(b), "\uFFFD")
 }
 
 type jobsOut struct {

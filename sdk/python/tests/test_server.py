@@ -95,6 +95,14 @@ def test_streams(box: Sandbox) -> None:
     assert t.wait().stdout.replace("\r", "") == "33 101\nterminal\n"
 
 
+def test_stream_is_text(box: Sandbox) -> None:
+    line = "naïve ☕ 🙂 "
+    p = box.exec(["bash", "-c", f"for i in {{1..9000}}; do printf '{line}%s\\n' $i; done; printf '\\xf0\\x9f'"], stream=True)
+    chunks = list(p)
+    assert "".join(c.text for c in chunks) == "".join(f"{line}{i}\n" for i in range(1, 9001)) + "\ufffd"
+    assert b"".join(c.data for c in chunks).decode("utf-8", "replace") == p.result.stdout
+
+
 def test_background(box: Sandbox) -> None:
     p = box.exec(["sh", "-c", "echo started; sleep 4002"], background=True)
     until(lambda: count(box, "4002") == 1)

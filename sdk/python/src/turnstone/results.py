@@ -49,10 +49,8 @@ class Chunk:
 
     stream: StreamName
     data: bytes
-
-    @property
-    def text(self) -> str:
-        return self.data.decode("utf-8", "replace")
+    text: str
+    """The characters that end in data; one that two parts share is in the second."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -64,6 +65,8 @@ class AsyncProcess:
         self._got = [0, 0]
         self._kept: tuple[list[bytes], list[bytes]] = ([], [])
         self._keep = True
+        utf8 = codecs.getincrementaldecoder("utf-8")
+        self._decoders = (utf8("replace"), utf8("replace"))
         self._started = False
         self._attached = False
         self._exit: dict[str, Any] | None = None
@@ -218,7 +221,10 @@ class AsyncProcess:
                 self._kept[n].append(data)
             if grant:
                 await wire.send_chunk(Frame(CREDIT, self._outs[n].stream, grant))
-            return Chunk(_NAMES[n], data)
+            return Chunk(_NAMES[n], data, self._decoders[n].decode(data))
+        for name, decoder in zip(_NAMES, self._decoders):
+            if rest := decoder.decode(b"", final=True):  # the output ends in the middle of a character
+                return Chunk(name, b"", rest)
         for r in self._outs:
             if r.error is not None and not r.ended:
                 if r.error.kind != "canceled":  # a manipulation stays one
