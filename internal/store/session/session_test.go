@@ -212,8 +212,21 @@ func testAbandon(t *testing.T, place placer) {
 	if err := db.Abandon(ctx, b.ID); err != nil {
 		t.Fatal(err)
 	}
-	if c := grow(t, db, s, Main); c.Number != 2 || len(c.Parents) != 0 {
+	c := grow(t, db, s, Main)
+	if c.Number != 1 || len(c.Parents) != 0 {
 		t.Errorf("%+v", c)
+	}
+	// A number below one that is taken is not used again.
+	b = must[turnstone.Turn](t)(db.Start(ctx, StartTurn{Session: s.ID}))
+	later := must[turnstone.Turn](t)(db.Start(ctx, StartTurn{Session: s.ID}))
+	if err := db.Abandon(ctx, b.ID); err != nil {
+		t.Fatal(err)
+	}
+	if d := grow(t, db, s, Main); later.Number != 3 || d.Number != 4 {
+		t.Errorf("%d, %d", later.Number, d.Number)
+	}
+	if err := db.Abandon(ctx, later.ID); err != nil {
+		t.Fatal(err)
 	}
 	if left := leasesOf(t, db); len(left) != 0 {
 		t.Errorf("leases left: %v", left)

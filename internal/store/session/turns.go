@@ -358,7 +358,8 @@ func (db *DB) Landing(ctx context.Context, id turnstone.TurnID, onto string,
 }
 
 // Abandon deletes a turn that this process started before any of its work began, and its session if
-// the session is anonymous and has no other turn. The turn's number is not reused.
+// the session is anonymous and has no other turn. The turn's number is free again if no later turn has begun: what was
+// not kept leaves no gap.
 func (db *DB) Abandon(ctx context.Context, id turnstone.TurnID) error {
 	return db.abandon(ctx, id, false)
 }
@@ -382,6 +383,10 @@ func (db *DB) abandon(ctx context.Context, id turnstone.TurnID, named bool) erro
 			return err
 		}
 		if _, err := tx.ExecContext(ctx, "DELETE FROM turns WHERE id = ?", id); err != nil {
+			return db.fault("abandon", string(id), err)
+		}
+		if _, err := tx.ExecContext(ctx, "UPDATE sessions SET next = ?1 WHERE id = ?2 AND next = ?1 + 1", t.Number,
+			t.Session); err != nil {
 			return db.fault("abandon", string(id), err)
 		}
 		return removeEmpty(ctx, tx, t.Session, named)
