@@ -239,7 +239,7 @@ func (c *connection) end(ctx context.Context, b *box) error {
 		return nil
 	}
 	err := c.place.Sandboxes.Remove(ctx, b.id)
-	if err != nil && turnstone.KindOf(err) != turnstone.KindNotFound {
+	if err != nil && !sandboxes.Gone(err, c.place.Sandboxes, b.id) {
 		return err
 	}
 	c.setID(b, "")

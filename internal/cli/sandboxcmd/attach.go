@@ -22,7 +22,8 @@ func (c *sandboxAttachCmd) Help() string {
 its further output until its end. Ctrl-C leaves the process running.
 
 Exit status: that of the process, 128+N if signal N ended it; 125 if turn or the
-sandbox failed; 2 if the command line is invalid; 130 after Ctrl-C.`
+sandbox failed, or it does not know the process; 2 if the command line is invalid;
+130 after Ctrl-C.`
 }
 
 // Examples returns command lines for the help.
@@ -63,7 +64,6 @@ func (c *sandboxAttachCmd) Run(a *cli.App) error {
 		fault.Kind == turnstone.KindNotFound:
 		fault.Hint = "list the processes with turn sandbox ps " + c.Sandbox +
 			"; of ended processes only the latest are listed"
-		return cli.Exit(cli.ExitUsage, err)
 	}
 	return sandboxVerdict(ctx, "", exit, err)
 }

@@ -160,8 +160,7 @@ func (c *sandboxRmCmd) removeAll(ctx context.Context, s cli.SandboxRecords) ([]s
 		switch err := s.Remove(ctx, i.ID); {
 		case err == nil:
 			removed = append(removed, string(i.ID))
-		case turnstone.KindOf(err) != turnstone.KindNotFound:
-			// otherwise another process has removed it
+		case !sandboxes.Gone(err, s, i.ID): // otherwise another process has removed it
 			errs = append(errs, err)
 		}
 	}

@@ -44,7 +44,7 @@ kills it. The command is also killed with turn, except with -d.
 
 Exit status: that of the command, 128+N if signal N ended it; 124 after --timeout;
 127 if there is no such command, 126 if it cannot be started; 125 if turn or the
-sandbox failed; 2 if the command line is invalid.`
+sandbox failed, or there is no such sandbox; 2 if the command line is invalid.`
 }
 
 // Examples returns command lines for the help.
@@ -238,8 +238,6 @@ func sandboxVerdict(ctx context.Context, program string, exit wire.ProcessExit, 
 			return cli.ExitNotFound
 		case fault.Op == wire.MethodProcessStart && (missing || fault.Kind == turnstone.KindInvalid):
 			return cli.ExitNoExec
-		case fault.Op == "sandbox.find":
-			return cli.ExitUsage
 		}
 		return cli.ExitExec
 	})
