@@ -62,12 +62,20 @@ type Script interface {
 		next func() (any, error)) (any, error)
 }
 
-// defaultEnv is the initial environment of every process.
+// defaultEnv is the initial environment of every process, beside what its user's account says.
 func defaultEnv() []string {
 	return []string{
-		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		"HOME=/root", "LANG=C.UTF-8", "USER=root", "SHELL=/bin/bash", "TERM=dumb",
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8", "TERM=dumb",
 	}
+}
+
+// ofUser returns the environment of a process that begins with env. Of a user other than root the account is looked up
+// when the process starts; root's is not, because an image may have no accounts.
+func ofUser(user string, env []string) []string {
+	if user != "" {
+		return env
+	}
+	return process.MergeEnv([]string{"HOME=/root", "USER=root", "SHELL=/bin/bash"}, env)
 }
 
 // procFDs is the directory in which a process finds its open files as paths.

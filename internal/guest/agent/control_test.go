@@ -123,7 +123,7 @@ func TestUser(t *testing.T) {
 	if os.Getuid() == 0 {
 		wants = append(wants, want{"nobody", "65534 65534 /nonexistent nobody"},
 			want{"65534:daemon", "65534 1 /nonexistent nobody"},
-			want{"12345", "12345 12345 / root"}, want{"0", "0 0 /root root"})
+			want{"12345", "12345 12345 /"}, want{"0", "0 0 /root root"})
 	}
 	for _, w := range wants {
 		l := h.listen(nil)

@@ -32,6 +32,7 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn,
 	spec := process.Spec{ID: p.ProcessID, Argv: p.Argv, Env: s.a.shell.baseEnv(), More: p.Env,
 		Stdin: p.Stdin || p.StdinStream != 0}
 	spec.Cwd, spec.User = s.a.defaults.of(p.Cwd, p.User, s.a.opt.Cwd)
+	spec.Env = ofUser(spec.User, spec.Env)
 	if t := p.Terminal; t != nil {
 		spec.Terminal = &process.Terminal{Columns: int(t.Columns), Rows: int(t.Rows)}
 		spec.Env = process.MergeEnv(spec.Env, []string{"TERM=xterm-256color"})
@@ -67,9 +68,8 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn,
 
 // Prepare implements Process.prepare.
 func (s *processes) Prepare(_ context.Context, _ *wire.Conn, p *wire.ProcessPrepareParams) error {
-	env := s.a.shell.baseEnv()
 	_, user := s.a.defaults.of("", p.User, "")
-	return s.a.procs.Park(p.Program, user, env)
+	return s.a.procs.Park(p.Program, user, ofUser(user, s.a.shell.baseEnv()))
 }
 
 // attachAtStart returns a function that attaches to a process before any of its output is read.

@@ -134,6 +134,7 @@ func (s *shell) Execute(ctx context.Context, c *wire.Conn,
 		s.a.activity.end()
 		return nil, err
 	}
+	_, p.User = s.a.defaults.of("", p.User, "")
 	var failed error
 	var st *step
 	var spec process.Spec
@@ -214,7 +215,7 @@ func (s *shell) prepare(p *wire.ShellExecuteParams, script []byte) (*step, proce
 	const op = wire.MethodShellExecute
 	var spec process.Spec
 	s.mu.Lock()
-	env, cwd := process.MergeEnv(s.env, p.Env), s.cwd
+	env, cwd := ofUser(p.User, process.MergeEnv(s.env, p.Env)), s.cwd
 	if p.Cwd != "" {
 		cwd = p.Cwd
 	}
@@ -246,7 +247,6 @@ func (s *shell) prepare(p *wire.ShellExecuteParams, script []byte) (*step, proce
 		st.rec = s.recorder(st.language, env)
 	}
 	spec = process.Spec{ID: p.ProcessID, Env: env, Cwd: cwd, User: p.User, Watcher: st.rec}
-	spec.More = ownVars(p.User, number, env)
 	if st.rec.captures() {
 		spec.Argv = []string{bashPath, st.path}
 		spec.Env, spec.Files = st.rec.Env(), st.rec.Files()
@@ -266,21 +266,6 @@ func (s *shell) prepare(p *wire.ShellExecuteParams, script []byte) (*step, proce
 	}
 	s.sh(&spec, st.path, string(script))
 	return st, spec, nil
-}
-
-// ownVars are the session's user-specific variables that a step of a user other than root keeps: an
-// earlier step may have set them. The first step keeps none.
-func ownVars(user string, number int, env []string) []string {
-	if user == "" || number == 1 {
-		return nil
-	}
-	var own []string
-	for _, name := range []string{"HOME", "SHELL", "USER", "LOGNAME"} {
-		if v := process.LookupEnv(env, name); v != "" {
-			own = append(own, name+"="+v)
-		}
-	}
-	return own
 }
 
 // checkSession rejects a session with which no shell could be started.

@@ -26,7 +26,8 @@ type streams struct {
 // expensive under emulation.
 const pipeSize = 1 << 20
 
-func (s *streams) open(stdin bool) error {
+// open opens pipes. They belong to their process's user: it may open them by name, such as /dev/stderr.
+func (s *streams) open(stdin bool, owner *account) error {
 	s.child = [3]int{-1, -1, -1}
 	for fd := range s.child {
 		if fd == 0 && !stdin {
@@ -41,6 +42,9 @@ func (s *streams) open(stdin bool) error {
 			mine, theirs = ends[1], ends[0]
 		}
 		s.child[fd] = theirs
+		if owner != nil {
+			_ = unix.Fchown(theirs, int(owner.uid), -1) // as runc does; without it only opening fails
+		}
 		_ = syscall.SetNonblock(mine, true)
 		s.parent[fd] = os.NewFile(uintptr(mine), "pipe")
 		_, _ = unix.FcntlInt(uintptr(mine), unix.F_SETPIPE_SZ, pipeSize) // a smaller size works too
@@ -131,7 +135,7 @@ func (t *Table) launch(p *Process, s Spec) (<-chan syscall.WaitStatus, error) {
 	if s.Terminal != nil {
 		err = io.openTerminal(t.openFile, *s.Terminal, s.account)
 	} else {
-		err = io.open(s.Stdin)
+		err = io.open(s.Stdin, s.account)
 	}
 	if err != nil {
 		io.closeParent()

@@ -50,7 +50,7 @@ func (t *Table) Park(name, user string, env []string) error {
 		if w.account, err = lookupUser(t.openFile, user); err != nil {
 			return err
 		}
-		env = MergeEnv(env, w.account.env())
+		env = MergeEnv(w.account.env(), env)
 	}
 	var err error
 	if w.path, err = t.lookPath(name, "/", env); err != nil {
@@ -95,7 +95,7 @@ func (t *Table) park(w *waiting) (err error) {
 			t.discard(w)
 		}
 	}()
-	if err := w.io.open(true); err != nil {
+	if err := w.io.open(true, w.account); err != nil {
 		return err
 	}
 	defer w.io.closeChild()

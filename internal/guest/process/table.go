@@ -147,7 +147,7 @@ func (t *Table) prepare(p *Process, s Spec) (<-chan syscall.WaitStatus, error) {
 			return nil, err
 		}
 		s.account = a
-		s.Env = MergeEnv(s.Env, a.env())
+		s.Env = MergeEnv(a.env(), s.Env) // what somebody has set stays
 	}
 	s.Env = MergeEnv(s.Env, s.More)
 	return t.launch(p, s)
