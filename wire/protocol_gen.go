@@ -473,6 +473,9 @@ type SandboxConfigureParams struct {
 	Scratch string `json:"scratch"`
 	// KEY=VALUE, added to the initial environment of every process of the sandbox.
 	Env []string `json:"env,omitzero"`
+	// As the user of Process.start: to whom the files and directories belong that the domain
+	// FileSystem creates. Absent: root.
+	Owner string `json:"owner,omitempty"`
 	// Memory limit in bytes for all processes together; 0: the agent decides.
 	MemoryMax int64 `json:"memoryMax,omitempty"`
 	// Limit on the number of processes; 0: the agent decides.
@@ -709,8 +712,8 @@ type SandboxSetDefaultsParams struct {
 }
 
 // SandboxSetDefaults calls Sandbox.setDefaults. Sets the directory and the user of
-// processes whose Process.start names none: those of the template, or of the state that
-// the sandbox began with.
+// processes and scripts for which Process.start and Shell.execute name none: those of the
+// template, or of the state that the sandbox began with.
 func (c *Conn) SandboxSetDefaults(ctx context.Context, p *SandboxSetDefaultsParams) error {
 	return c.Call(ctx, MethodSandboxSetDefaults, p, nil)
 }
@@ -935,8 +938,9 @@ type SandboxServer interface {
 	// runs already; its end comes as commandEnded too. One connection records at a time:
 	// another one takes its place.
 	Record(ctx context.Context, c *Conn) error
-	// Sets the directory and the user of processes whose Process.start names none: those of
-	// the template, or of the state that the sandbox began with.
+	// Sets the directory and the user of processes and scripts for which Process.start and
+	// Shell.execute name none: those of the template, or of the state that the sandbox began
+	// with.
 	SetDefaults(ctx context.Context, c *Conn, p *SandboxSetDefaultsParams) error
 	// Adds secret variables to the environment of all processes and steps that start from now
 	// on. The host that records the sandbox's commands masks their values. A variable of the

@@ -24,6 +24,8 @@ type Setup struct {
 	Env  []string         // environment of the processes: the plan's and the link's
 	Link *netplan.Link    // serves the plan's network; nil: no network
 	Home *homes.Home      // its home directory; nil: none
+	// Build says that the sandbox builds a template: its files are root's, as in any build of an image.
+	Build bool
 	// Ahead is the place of a turn whose sandbox may wait already; nil: it is started.
 	Ahead *Ahead
 	// Script returns what the sandbox does before its host is connected, after SetSession: see
@@ -124,11 +126,19 @@ func Request(ctx context.Context, h *host.Host, su Setup, progress func(string),
 	}
 	clock.Lap("template")
 	return sandbox.Request{Template: tmpl, Image: p.Image, Shape: p.Shape,
-		Env: su.Link.GiveWay(su.Env, tmpl.EnvList()), Hostname: p.Hostname,
+		Env: su.Link.GiveWay(su.Env, tmpl.EnvList()), Owner: su.owner(tmpl), Hostname: p.Hostname,
 		Determinism: p.Determinism,
 		Network:     sandbox.Network{Options: su.Link.Options, Trust: su.Trust()},
 		Driver:      p.Driver, Needs: p.Needs(), Kernel: h.Kernel(p.Host.Config),
 		Slots: p.Host.Limits.Sandboxes, Progress: progress, Lap: clock.Lap}, nil
+}
+
+// owner returns to whom files belong that are brought into a sandbox: the user of its steps.
+func (su *Setup) owner(t *turnstone.Template) string {
+	if su.Build {
+		return ""
+	}
+	return t.User
 }
 
 // below adds the images below the disk of a sandbox on base to m. The images remain until release

@@ -57,6 +57,7 @@ type Request struct {
 	Image    string // the requested name
 	Shape    turnstone.Shape
 	Env      []string // in addition to the template's
+	Owner    string   // of the files that are brought in: as a template's user; empty: root
 	Hostname string   // empty: the sandbox's ID
 	Network  Network
 	// Determinism makes the machine deterministic, and its identity part of that; nil: neither.
@@ -381,6 +382,7 @@ func (req *Request) configuration(t *turnstone.Template, m substrate.Machine, ho
 		Hostname:  hostname,
 		MachineID: hex.EncodeToString(own.machineID),
 		Env:       append(t.EnvList(), req.Env...),
+		Owner:     req.Owner,
 
 		Deterministic: m.Determinism != nil,
 	}

@@ -18,6 +18,9 @@ import (
 	"turnstone.dev/turnstone"
 )
 
+// An Owner is a user and a group, by numbers.
+type Owner struct{ UID, GID int }
+
 // Limits bound what Unpack writes. Zero values mean the defaults.
 type Limits struct {
 	Entries int             // default 1,000,000
@@ -26,6 +29,8 @@ type Limits struct {
 	// Trusted means that the stream is the caller's own and is written unchanged: symbolic links
 	// with any target, and modes regardless of the umask.
 	Trusted bool
+	// Owner owns what is created, which needs the right to give files away; nil: who calls.
+	Owner *Owner
 	// Room, if set, is called periodically and returns an error if the file system of dir is full;
 	// the error ends the copy.
 	Room func(dir string) error
@@ -77,7 +82,7 @@ func Unpack(ctx context.Context, r io.Reader, dest string, top Top, limits Limit
 	if err := u.room(existing(dir)); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := u.makeDest(dir); err != nil {
 		return u.fail(dest, kindOfWrite(err), cause(err), "check that the destination is writable")
 	}
 	root, err := os.OpenRoot(dir)
@@ -92,6 +97,56 @@ func Unpack(ctx context.Context, r io.Reader, dest string, top Top, limits Limit
 		return err
 	}
 	return u.finish()
+}
+
+// makeDest creates the folder of the destination, which may be missing with some above it.
+func (u *unpacker) makeDest(dir string) error {
+	there := existing(dir)
+	if err := os.MkdirAll(dir, 0o755); err != nil || u.lim.Owner == nil {
+		return err
+	}
+	for dir = filepath.Clean(dir); len(dir) > len(filepath.Clean(there)); dir = filepath.Dir(dir) {
+		if err := os.Lchown(dir, u.lim.Owner.UID, u.lim.Owner.GID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// own gives a new entry to its owner.
+func (u *unpacker) own(name string) error {
+	if u.lim.Owner == nil {
+		return nil
+	}
+	return u.root.Lchown(name, u.lim.Owner.UID, u.lim.Owner.GID)
+}
+
+// mkdirAll creates folders that a stream does not describe.
+func (u *unpacker) mkdirAll(dir string) error {
+	if u.lim.Owner == nil {
+		return u.root.MkdirAll(dir, 0o755)
+	}
+	for i, c := range dir + "/" {
+		if c != '/' {
+			continue
+		}
+		err := u.root.Mkdir(dir[:i], 0o755)
+		if err == nil {
+			err = u.own(dir[:i])
+		}
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// symlink creates a symbolic link.
+func (u *unpacker) symlink(target, name string) error {
+	if err := u.root.Symlink(target, name); err != nil {
+		return err
+	}
+	return u.own(name)
 }
 
 type unpacker struct {
@@ -306,11 +361,14 @@ func (u *unpacker) dir(name string, mode fs.FileMode, mtime time.Time) error {
 // makeDir creates a folder with a mode limited by the umask and writable for its user.
 func (u *unpacker) makeDir(name string, mode fs.FileMode) (fs.FileInfo, error) {
 	if dir := path.Dir(name); dir != "." {
-		if err := u.root.MkdirAll(dir, 0o755); err != nil {
+		if err := u.mkdirAll(dir); err != nil {
 			return nil, err
 		}
 	}
 	if err := u.root.Mkdir(name, mode.Perm()|0o700); err != nil {
+		return nil, err
+	}
+	if err := u.own(name); err != nil {
 		return nil, err
 	}
 	return u.root.Lstat(name)
@@ -338,7 +396,7 @@ func (u *unpacker) folder(name string) error {
 	if err := u.noLinks(dir); err != nil {
 		return err
 	}
-	return u.root.MkdirAll(dir, 0o755)
+	return u.mkdirAll(dir)
 }
 
 // clear prepares the place of a link: it creates the folder and removes an existing entry.
@@ -392,7 +450,13 @@ func (u *unpacker) file(tr *tar.Reader, h *tar.Header, name string, mode fs.File
 	if err != nil {
 		return u.writeError(name, err)
 	}
-	if err = u.content(f, tr, h, name, mode); err == nil {
+	if u.lim.Owner != nil { // before the mode
+		err = f.Chown(u.lim.Owner.UID, u.lim.Owner.GID)
+	}
+	if err != nil {
+		_ = f.Close()
+		err = u.writeError(name, err)
+	} else if err = u.content(f, tr, h, name, mode); err == nil {
 		_ = u.root.Chtimes(temp, time.Time{}, h.ModTime)
 		if err = u.replace(temp, name); err != nil {
 			err = u.writeError(name, err)

@@ -39,12 +39,13 @@ func (s *Spec) Digest() turnstone.Digest {
 		NoNetwork    bool              `json:"no_network,omitempty"`
 		Lock         turnstone.Digest  `json:"lock,omitempty"`
 		Wheels       []registry.Wheel  `json:"wheels,omitempty"`
+		OwnWorkdir   bool              `json:"own_workdir,omitempty"` // it belongs to the user: not in earlier builds
 	}{Builder: builderVersion, Architecture: "amd64", Base: s.Base,
 		Packages: append([]string{}, s.Packages...),
 		Env:      map[string]string{}, Files: []file{}, Workdir: s.Workdir,
 		BaseDigest: s.BaseDigest, Pip: s.Pip, Npm: s.Npm, Commands: s.Commands, User: s.User,
 		Machine: s.Machine,
-		Network: s.Network, NoNetwork: s.NoNetwork, Lock: s.Lock.digest(), Wheels: s.Wheels}
+		Network: s.Network, NoNetwork: s.NoNetwork, Lock: s.Lock.digest(), Wheels: s.Wheels, OwnWorkdir: s.User != ""}
 	if s.layered() {
 		canonical.LayerBuilder = layerBuilderVersion
 	}

@@ -168,7 +168,7 @@ func TestDigestVectors(t *testing.T) {
 			Lock: &Lock{Version: 1, Spec: "sha256:aa", FSHash: "sha256:bb",
 				Apt: map[string]string{"jq": "1"}, Pip: []registry.PipFile{{}},
 				Npm: []registry.NpmPackage{{}}}},
-			"sha256:b88162521a5034cf7aa552aebff27d64867f1cd78b3fc750be6784692e4d1a05"},
+			"sha256:edac5c68a74436366302da67268fa1015edb6b0553753b6f3938452f1539cd6c"},
 		{Spec{Name: "x", Base: "y", BaseDigest: "sha256:aa", base: &Spec{},
 			Commands: []string{"make"}, Workdir: "/w"},
 			"sha256:d86af2795abc48ffc8833aa79c613950e68302647c24f124caa3bcaca6a274c5"},

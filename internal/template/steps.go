@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"regexp"
+	"strconv"
 	"strings"
 
 	"turnstone.dev/turnstone"
@@ -125,13 +126,27 @@ npm install --global --no-audit --no-fund`+quote(spec.Npm))
 	if step := userStep(spec.User); step != nil {
 		steps = append(steps, *step)
 	}
-	add("cleaning up", cleanup+"mkdir -p --"+quote([]string{cmp.Or(spec.Workdir, DefaultWorkdir)}))
+	add("cleaning up", cleanup+makeWorkdir(cmp.Or(spec.Workdir, DefaultWorkdir), spec.User))
 	steps = append(steps, LayerStep{Name: "listing packages",
 		Script: `dpkg-query -W -f='${Package} ${Version} ${db:Status-Abbrev}\n' 2>/dev/null || ` +
 			`true`,
 		Done:   func(out []byte) error { apt(debian.InstalledList(out)); return nil },
 		Failed: failed("listing packages")})
 	return steps
+}
+
+// makeWorkdir returns a script that creates the directory of steps. One that is empty belongs to their user, who begins
+// there.
+func makeWorkdir(dir, user string) string {
+	at := quote([]string{dir})
+	script := "mkdir -p --" + at
+	if user == "" {
+		return script
+	}
+	if _, err := strconv.Atoi(user); err != nil && !strings.Contains(user, ":") {
+		user += ":" // with its group
+	}
+	return script + "\nif rmdir --" + at + " 2>/dev/null; then mkdir --" + at + " && chown --" + quote([]string{user}) + at + "; fi"
 }
 
 // cleanup removes the build's temporary files, and files that differ between builds. The folders

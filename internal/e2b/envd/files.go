@@ -1,6 +1,7 @@
 package envd
 
 import (
+	"cmp"
 	"context"
 	"io/fs"
 	"path"
@@ -29,6 +30,7 @@ const (
 type place struct {
 	c     *wire.Conn
 	v     visitor
+	owner string // of what the agent creates: the sandbox's user
 	names *names
 }
 
@@ -43,7 +45,7 @@ func at(ctx context.Context, user string, o wire.Options) (*place, error) {
 		_ = c.Close()
 		return nil, err
 	}
-	return &place{c, v, &names{c: c}}, nil
+	return &place{c, v, b.User, &names{c: c}}, nil
 }
 
 // do calls f with the place that a request names.
@@ -322,13 +324,15 @@ func (p *place) above(ctx context.Context, name string) (string, error) {
 	}
 }
 
-// own gives what is at a path to the user of the request. The agent's files belong to root.
+// own gives what is at a path to the user of the request, unless it is the sandbox's, whose files the agent creates.
 func (p *place) own(ctx context.Context, name string) error {
-	if p.v.name == "" || p.v.name == rootName || p.v.name == "0" {
+	isRoot := func(name string) bool { return name == "" || name == rootName || name == "0" }
+	to := cmp.Or(p.v.name, rootName)
+	if p.v.name == p.owner || isRoot(to) && isRoot(p.owner) {
 		return nil
 	}
 	res, err := p.c.ProcessStart(ctx, &wire.ProcessStartParams{Detach: true, User: rootName,
-		Argv: []string{"chown", "-R", "-h", p.v.name + ":", "--", name}, Cwd: "/"})
+		Argv: []string{"chown", "-R", "-h", to + ":", "--", name}, Cwd: "/"})
 	if err != nil {
 		return err
 	}
@@ -337,7 +341,7 @@ func (p *place) own(ctx context.Context, name string) error {
 		return err
 	}
 	if x.Exit.ExitCode != 0 {
-		return fail(connect.CodePermissionDenied, name+" cannot be given to "+p.v.name)
+		return fail(connect.CodePermissionDenied, name+" cannot be given to "+to)
 	}
 	return nil
 }

@@ -85,7 +85,7 @@ func (w *watch) take() []change {
 
 // events returns changes for a caller.
 func (w *watch) events(ctx context.Context, all []change) (out []*filesystem.FilesystemEvent) {
-	p := &place{w.place.c, w.place.v, &names{c: w.place.c}} // names are for one caller
+	p := &place{w.place.c, w.place.v, w.place.owner, &names{c: w.place.c}} // names are for one caller
 	for _, c := range all {
 		name := strings.TrimPrefix(strings.TrimPrefix(c.path, w.root), "/")
 		e := &filesystem.FilesystemEvent{Name: strings.ToValidUTF8(name, "\uFFFD"), Type: c.kind}

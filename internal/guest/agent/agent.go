@@ -139,7 +139,7 @@ func New(opt Options) (*Agent, error) {
 	a.fresh.Store(opt.Configure == nil)
 	var err error
 	a.files = files.NewFiles(opt.Chroot, opt.FDs,
-		func(c *wire.Conn) *files.Watches { return &a.client(c).watches })
+		func(c *wire.Conn) *files.Watches { return &a.client(c).watches }, a.ownerOf)
 	po := process.Options{Chroot: opt.Chroot, Groups: opt.Groups, Reaper: opt.Reap,
 		Space: opt.Space, Keep: opt.Keep}
 	if opt.Chroot != "" {

@@ -34,6 +34,7 @@ func (s *sandbox) Configure(_ context.Context, _ *wire.Conn,
 	}
 	a.files.Close() // it may hold the previous root
 	a.shell.addEnv(p.Env)
+	a.defaults.own(p.Owner)
 	a.fresh.Store(res.Reseeded && !p.Deterministic)
 	a.configured.Store(true)
 	return res, nil

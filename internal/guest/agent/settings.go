@@ -2,17 +2,42 @@ package agent
 
 import (
 	"context"
+	"os"
 	"path"
 	"strings"
 	"sync"
 
+	"turnstone.dev/turnstone/internal/tarfiles"
 	"turnstone.dev/turnstone/wire"
 )
 
 // defaults are what processes get that name nothing else.
 type defaults struct {
-	mu        sync.Mutex
-	cwd, user string
+	mu               sync.Mutex
+	cwd, user, owner string // owner: of files
+}
+
+// own sets to whom new files belong.
+func (d *defaults) own(user string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.owner = user
+}
+
+// ownerOf returns to whom new files belong; nil: root, or who the agent is. A user that the sandbox has lost is root:
+// what runs there can edit the accounts.
+func (a *Agent) ownerOf() *tarfiles.Owner {
+	a.defaults.mu.Lock()
+	user := a.defaults.owner
+	a.defaults.mu.Unlock()
+	if user == "" || os.Geteuid() != 0 {
+		return nil
+	}
+	uid, gid, err := a.procs.Account(user)
+	if err != nil {
+		return nil
+	}
+	return &tarfiles.Owner{UID: int(uid), GID: int(gid)}
 }
 
 // of returns the directory and the user of a process.

@@ -39,6 +39,11 @@ func (f *Files) mkdir(path string, mode uint32) error {
 	if err := unix.Mkdirat(at.Dir, at.name, mode); err != nil {
 		return err
 	}
+	if o := f.owner(); o != nil {
+		if err := unix.Fchownat(at.Dir, at.name, o.UID, o.GID, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return err
+		}
+	}
 	return unix.Fchmodat(at.Dir, at.name, mode, 0) // the umask belongs to the agent
 }
 

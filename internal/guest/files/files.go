@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/tarfiles"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -32,6 +33,7 @@ type Files struct {
 	chroot  string // the sandbox's root; "": the agent's own
 	fds     string // directory of the agent's open files
 	watches func(*wire.Conn) *Watches
+	owner   func() *tarfiles.Owner
 	Writes  Writes
 
 	mu   sync.Mutex
@@ -39,9 +41,10 @@ type Files struct {
 }
 
 // NewFiles returns the files below chroot, or of the agent's own root if chroot is "". fds is the
-// directory of the agent's open files; watches returns a connection's watches.
-func NewFiles(chroot, fds string, watches func(*wire.Conn) *Watches) *Files {
-	return &Files{chroot: chroot, fds: fds, watches: watches}
+// directory of the agent's open files; watches returns a connection's watches, and owner to whom what is created
+// belongs, or nil.
+func NewFiles(chroot, fds string, watches func(*wire.Conn) *Watches, owner func() *tarfiles.Owner) *Files {
+	return &Files{chroot: chroot, fds: fds, watches: watches, owner: owner}
 }
 
 // TempPrefix begins the names of files that are incomplete.
@@ -307,7 +310,7 @@ func (f *Files) Write(ctx context.Context, c *wire.Conn,
 		return nil, fsError(op, p.Path, err)
 	}
 	defer at.Close()
-	n, err := replaceFile(ctx, at, content, uint32(p.Mode))
+	n, err := replaceFile(ctx, at, content, uint32(p.Mode), f.owner())
 	if err != nil {
 		return nil, fsError(op, p.Path, err)
 	}
@@ -315,9 +318,9 @@ func (f *Files) Write(ctx context.Context, c *wire.Conn,
 }
 
 // replaceFile gives a file new content. Without a mode it keeps the replaced file's mode; it always
-// keeps the owner.
+// keeps the owner. A new file belongs to owner.
 func replaceFile(ctx context.Context, at Place, content io.Reader,
-	mode uint32) (n int64, err error) {
+	mode uint32, owner *tarfiles.Owner) (n int64, err error) {
 	var old unix.Stat_t
 	exists := false
 	switch err := unix.Fstatat(at.Dir, at.name, &old, unix.AT_SYMLINK_NOFOLLOW); {
@@ -358,6 +361,10 @@ func replaceFile(ctx context.Context, at Place, content io.Reader,
 	}
 	if exists { // before the mode, because a change of owner clears set-user-ID
 		if err = unix.Fchown(fd, int(old.Uid), int(old.Gid)); err != nil && os.Geteuid() == 0 {
+			return n, err
+		}
+	} else if owner != nil {
+		if err = unix.Fchown(fd, owner.UID, owner.GID); err != nil {
 			return n, err
 		}
 	}

@@ -85,15 +85,15 @@ func (f *Files) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpa
 	defer r.Close()
 	content := f.Writes.from(r)
 	if f.chroot == "" {
-		return fsError(op, p.Dest, unpack(ctx, content, p.Dest))
+		return fsError(op, p.Dest, f.unpack(ctx, content, p.Dest))
 	}
 	return fsError(op, p.Dest, f.unpackInRoot(ctx, content, p.Dest))
 }
 
 // unpack unpacks the client's own files: links and modes are kept, and the disk is the limit.
-func unpack(ctx context.Context, r io.Reader, dest string) error {
+func (f *Files) unpack(ctx context.Context, r io.Reader, dest string) error {
 	return tarfiles.Unpack(ctx, r, dest, tarfiles.Any(),
-		tarfiles.Limits{Trusted: true, Entries: 1 << 40, Bytes: 1 << 60})
+		tarfiles.Limits{Trusted: true, Entries: 1 << 40, Bytes: 1 << 60, Owner: f.owner()})
 }
 
 // unpackInRoot is unpack for a root other than the agent's, in which names could lead out of the
@@ -108,7 +108,7 @@ func (f *Files) unpackInRoot(ctx context.Context, r io.Reader, dest string) erro
 	fd, err := f.Open(dest, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err == nil {
 		defer unix.Close(fd)
-		return unpack(ctx, r, f.procFD(fd)+"/")
+		return f.unpack(ctx, r, f.procFD(fd)+"/")
 	}
 	if slash || err != unix.ENOENT && err != unix.ENOTDIR {
 		return err
@@ -141,7 +141,7 @@ func (f *Files) unpackAs(ctx context.Context, r io.Reader, at Place) error {
 	}
 	d := os.NewFile(uintptr(fd), temp)
 	defer d.Close()
-	if err := unpack(ctx, r, f.procFD(fd)+"/"); err != nil {
+	if err := f.unpack(ctx, r, f.procFD(fd)+"/"); err != nil {
 		return err
 	}
 	names, err := d.Readdirnames(2)

@@ -46,6 +46,15 @@ func (a *account) credential() *syscall.Credential {
 // An opener opens an absolute name in the root of processes, close-on-exec.
 type opener func(path string, flags int) (fd int, err error)
 
+// Account returns the numbers of a user and its group, as Spec's User names it.
+func (t *Table) Account(user string) (uid, gid uint32, err error) {
+	a, err := lookupUser(t.openFile, user)
+	if err != nil {
+		return 0, 0, err
+	}
+	return a.uid, a.gid, nil
+}
+
 // lookupUser finds NAME, NUMBER, or either with :GROUP, in the accounts of open's root. With a
 // group, the process has only this group; otherwise also the groups that list its user. A number
 // without an account is its own group.

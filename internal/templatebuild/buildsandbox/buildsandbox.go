@@ -64,7 +64,7 @@ func start(ctx context.Context, h *host.Host, req template.LayerRequest) (*sandb
 	if err != nil {
 		return nil, none, err
 	}
-	su := provision.Setup{Plan: p, Link: netplan.NewLink(rules, nil)}
+	su := provision.Setup{Plan: p, Link: netplan.NewLink(rules, nil), Build: true}
 	req.Say("starting a sandbox")
 	s, err := provision.Start(ctx, h, su, provision.Base{Context: cs}, req.Say,
 		provision.NewStopwatch())
