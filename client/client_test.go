@@ -365,7 +365,7 @@ func TestTurns(t *testing.T) {
 			t.Errorf("%+v", v)
 		}
 	}
-	if _, err := c.Run(ctx, "---\nnothing: known\n---\n", client.RunOptions{}); turnstone.KindOf(err) !=
+	if _, err := c.Run(ctx, "---\nimgae: base\n---\n", client.RunOptions{}); turnstone.KindOf(err) !=
 		turnstone.KindInvalid {
 		t.Errorf("%v", err)
 	}

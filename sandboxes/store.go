@@ -279,18 +279,6 @@ func (s *Store) Remove(ctx context.Context, id turnstone.SandboxID) error {
 	return s.discard(id)
 }
 
-// Gone reports whether err, of a call about a sandbox, says that it is not there. An error of the same kind may be
-// about what it belongs to, such as its session: then it still runs.
-func Gone(err error, all interface {
-	Get(id turnstone.SandboxID) (Info, error)
-}, id turnstone.SandboxID) bool {
-	if turnstone.KindOf(err) != turnstone.KindNotFound {
-		return false
-	}
-	_, err = all.Get(id)
-	return turnstone.KindOf(err) == turnstone.KindNotFound
-}
-
 // discard removes a sandbox's folder atomically for all readers. The caller holds the lock.
 func (s *Store) discard(id turnstone.SandboxID) error {
 	gone := filepath.Join(s.dir, gonePrefix+string(id))

@@ -10,6 +10,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/sandboxes/access"
 )
 
 // Bounds of the sandboxes of a connection.
@@ -239,7 +240,7 @@ func (c *connection) end(ctx context.Context, b *box) error {
 		return nil
 	}
 	err := c.place.Sandboxes.Remove(ctx, b.id)
-	if err != nil && !sandboxes.Gone(err, c.place.Sandboxes, b.id) {
+	if err != nil && !access.Gone(err, c.place.Sandboxes.Get, b.id) {
 		return err
 	}
 	c.setID(b, "")

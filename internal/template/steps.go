@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"regexp"
-	"strconv"
 	"strings"
 
 	"turnstone.dev/turnstone"
@@ -126,7 +125,7 @@ npm install --global --no-audit --no-fund`+quote(spec.Npm))
 	if step := userStep(spec.User); step != nil {
 		steps = append(steps, *step)
 	}
-	add("cleaning up", cleanup+makeWorkdir(cmp.Or(spec.Workdir, DefaultWorkdir), spec.User))
+	add("cleaning up", "set --"+quote([]string{cmp.Or(spec.Workdir, DefaultWorkdir), spec.User})+"\n"+cleanup)
 	steps = append(steps, LayerStep{Name: "listing packages",
 		Script: `dpkg-query -W -f='${Package} ${Version} ${db:Status-Abbrev}\n' 2>/dev/null || ` +
 			`true`,
@@ -135,22 +134,8 @@ npm install --global --no-audit --no-fund`+quote(spec.Npm))
 	return steps
 }
 
-// makeWorkdir returns a script that creates the directory of steps. One that is empty belongs to their user, who begins
-// there.
-func makeWorkdir(dir, user string) string {
-	at := quote([]string{dir})
-	script := "mkdir -p --" + at
-	if user == "" {
-		return script
-	}
-	if _, err := strconv.Atoi(user); err != nil && !strings.Contains(user, ":") {
-		user += ":" // with its group
-	}
-	return script + "\nif rmdir --" + at + " 2>/dev/null; then mkdir --" + at + " && chown --" + quote([]string{user}) + at + "; fi"
-}
-
-// cleanup removes the build's temporary files, and files that differ between builds. The folders
-// stay, because programs need them.
+// cleanup removes the build's temporary files, and files that differ between builds. The folders stay, because programs
+// need them. The directory of steps, which is the first argument, belongs to their user, the second, if it is empty.
 const cleanup = `for d in /var/log /var/cache/apt /var/lib/apt/lists /var/tmp; do
   if [ -d "$d" ]; then find "$d" -xdev -mindepth 1 ! -type d -delete; fi
 done
@@ -158,6 +143,9 @@ rm -rf /root/.cache /root/.npm /root/.node-gyp /tmp/* /tmp/.[!.]* 2>/dev/null ||
 rm -f /var/cache/ldconfig/aux-cache /etc/passwd- /etc/group- /etc/shadow- /etc/gshadow- /etc/subuid- /etc/subgid- /etc/.pwd.lock \
   /var/lib/dpkg/lock /var/lib/dpkg/lock-frontend /var/lib/dpkg/triggers/Lock /var/lib/dpkg/status-old /var/lib/dpkg/diversions-old /var/lib/dpkg/statoverride-old \
   /var/cache/debconf/config.dat-old /var/cache/debconf/templates.dat-old /root/.bash_history /root/.wget-hsts
+mkdir -p -- "$1"
+case $2 in '' | *:* | [0-9]*) user=$2 ;; *) user=$2: ;; esac
+if [ -n "$user" ] && rmdir -- "$1" 2>/dev/null; then mkdir -- "$1" && chown -- "$user" "$1"; fi
 `
 
 // skipped reports paths that stay out of a layer: those that the guest's kernel or agent fills, and

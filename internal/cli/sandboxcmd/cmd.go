@@ -15,6 +15,7 @@ import (
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/terminal"
 	"turnstone.dev/turnstone/sandboxes"
+	"turnstone.dev/turnstone/sandboxes/access"
 )
 
 // Cmd has the commands below turn sandbox.
@@ -160,7 +161,7 @@ func (c *sandboxRmCmd) removeAll(ctx context.Context, s cli.SandboxRecords) ([]s
 		switch err := s.Remove(ctx, i.ID); {
 		case err == nil:
 			removed = append(removed, string(i.ID))
-		case !sandboxes.Gone(err, s, i.ID): // otherwise another process has removed it
+		case !access.Gone(err, s.Get, i.ID): // otherwise another process has removed it
 			errs = append(errs, err)
 		}
 	}

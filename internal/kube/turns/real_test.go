@@ -127,7 +127,7 @@ const documents = "```bash\nmkdir -p /docs && cd /docs\n" +
 	"printf '```bash\\ntrue\\n```\\n\\n```bash\\nexit 3\\n```\\n' > fail.md\n" +
 	"printf '```bash\\nmkdir -p /data && echo one >> /data/slow; while ! [ -e /data/never ]; do sleep 0.1; done\\n```\\n' > slow.md\n" +
 	"printf '```bash\\nmkdir -p /data && echo x >> /data/some; sleep 5\\n```\\n' > some.md\n" +
-	"printf -- '---\\nnonsense: 1\\n---\\n' > bad.md\n```\n"
+	"printf -- '---\\nimgae: 1\\n---\\n' > bad.md\n```\n"
 
 // TestInside runs Turns in real sandboxes: see TestMachineTurns.
 func TestInside(t *testing.T) {
