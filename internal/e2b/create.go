@@ -181,10 +181,10 @@ func (q *newSandbox) network() (*v1.Network, error) {
 	if n == nil {
 		return nil, nil
 	}
-	if set(n.EgressProxy) || set(n.Rules) || n.MaskRequestHost != nil || len(n.HTTPSPorts) > 0 ||
-		n.AllowPublicTraffic != nil && *n.AllowPublicTraffic {
-		return nil, bad("the network has only the rules allow_out and deny_out here, and its ports need " +
-			"the traffic access token")
+	// Clients up to 2.59 send allow_public_traffic: true beside any rule, because it is E2B's default. Ports need the
+	// traffic access token here in any case.
+	if set(n.EgressProxy) || set(n.Rules) || n.MaskRequestHost != nil || len(n.HTTPSPorts) > 0 {
+		return nil, bad("the network has only the rules allow_out and deny_out here")
 	}
 	all := slices.ContainsFunc(n.DenyOut, func(s string) bool { return slices.Contains(everywhere, s) })
 	switch {

@@ -3,6 +3,7 @@ package e2b_test
 import (
 	"bytes"
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"io"
 	"log/slog"
@@ -270,6 +271,9 @@ func TestKeys(t *testing.T) {
 	}{
 		{"good", "GET", "/sandboxes/" + id, 200},
 		{"e2b_weak", "GET", "/sandboxes/" + id, 200},
+		{"e2b_" + hex.EncodeToString([]byte("good")), "GET", "/sandboxes/" + id, 200},
+		{"e2b_" + hex.EncodeToString([]byte("wrong")), "GET", "/sandboxes/" + id, 401},
+		{hex.EncodeToString([]byte("good")), "GET", "/sandboxes/" + id, 401},
 		{"e2b_weak", "POST", "/sandboxes", 403},
 		{"e2b_weak", "POST", "/v2/sandboxes/" + id + "/connect", 403},
 		{"e2b_alien", "GET", "/sandboxes/" + id, 404},
@@ -318,6 +322,7 @@ func TestBodies(t *testing.T) {
 		`{"autoPause":true}`: 400, `{"mcp":{"a":{}}}`: 400, `{"volumeMounts":[{}]}`: 400,
 		`{"network":{"allowOut":["a"],"denyOut":["b"]}}`: 400, `{"metadata":{"turnstone.branch":"x"}}`: 400,
 		`{"x":"` + strings.Repeat("y", 300<<10) + `"}`: 413, ``: 201,
+		`{"network":{"allowPublicTraffic":true,"denyOut":["8.8.8.8"]}}`: 201, `{"network":{"allowPublicTraffic":true}}`: 201,
 		`{"autoPause":false,"secure":true,"mcp":null,"network":{"denyOut":["0.0.0.0/0"]}}`: 201,
 	} {
 		if status, text, _ := s.do(t, "POST", "/sandboxes", body, "X-Api-Key", "good"); status != want {

@@ -3,6 +3,7 @@ package e2b
 import (
 	"bytes"
 	"context"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
@@ -116,7 +117,17 @@ func (d *Door) caller(r *http.Request) (auth.Principal, error) {
 		return auth.Principal{}, &statusError{http.StatusUnauthorized,
 			"the request has no token of this server in X-API-Key: set E2B_API_KEY to one of turn token create"}
 	}
-	return d.o.Verifier.Verify(r.Context(), strings.TrimPrefix(all[0], keyPrefix))
+	return d.o.Verifier.Verify(r.Context(), tokenOf(all[0]))
+}
+
+// tokenOf returns the token of an API key: itself, also after E2B's prefix, or the text of its hexadecimal digits, which
+// clients from 2.25 to 2.45 want. No token consists of such digits alone.
+func tokenOf(key string) string {
+	rest, found := strings.CutPrefix(key, keyPrefix)
+	if text, err := hex.DecodeString(rest); found && err == nil && len(text) > 0 {
+		return string(text)
+	}
+	return rest
 }
 
 // refuse answers an error. A fault of the server has no text: its log has one.

@@ -575,7 +575,7 @@ class TestAccess(WithSandbox):
             Sandbox.list(api_key="e2b_nonsense").next_items()
 
     def test_key_without_prefix(self):
-        Sandbox.list(api_key=os.environ["E2B_API_KEY"][len("e2b_"):]).next_items()
+        Sandbox.list(api_key=os.environ["TURN_TOKEN"]).next_items()
 
     def test_weak_key_lists(self):
         self.assertTrue(Sandbox.list(api_key=os.environ["E2B_WEAK_KEY"]).next_items())

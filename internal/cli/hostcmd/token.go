@@ -2,6 +2,7 @@ package hostcmd
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"io"
 	"strings"
@@ -82,6 +83,7 @@ type createCmd struct {
 	Template []string      `help:"Only for templates of this pattern (repeatable)." placeholder:"PATTERN" sep:"none"`
 	Tenant   string        `help:"Create it for this tenant." placeholder:"NAME"`
 	Subject  string        `help:"Whom the token is for (default: its name)." placeholder:"TEXT"`
+	E2B      bool          `name:"e2b" help:"Print it in the form of E2B's API keys."`
 	JSON     bool          `name:"json" help:"Print JSON."`
 }
 
@@ -120,6 +122,9 @@ func (c *createCmd) Run(a *cli.App) error {
 			return err
 		}
 		made := CreatedToken{tokenReport(answer.Msg.Token), answer.Msg.Secret}
+		if c.E2B {
+			made.Token = "e2b_" + hex.EncodeToString([]byte(made.Token))
+		}
 		return a.Result(made, nil, func(w io.Writer) { terminal.Println(w, made.Token) })
 	})
 }
