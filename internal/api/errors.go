@@ -350,7 +350,8 @@ func lost(e *connect.Error) bool {
 	var of *net.OpError
 	switch e.Code() {
 	case connect.CodeUnknown, connect.CodeInternal:
-		return errors.Is(e, io.ErrUnexpectedEOF) || errors.Is(e, net.ErrClosed) || errors.As(e, &of)
+		return errors.Is(e, io.ErrUnexpectedEOF) || errors.Is(e, net.ErrClosed) ||
+			errors.As(e, &of) && of.Op != "local error" && of.Op != "remote error" // alerts of TLS
 	case connect.CodeCanceled:
 		return errors.Is(e, syscall.ECONNRESET) || errors.Is(e, syscall.EPIPE)
 	}

@@ -2,7 +2,18 @@
 
 package tarfiles
 
-import "syscall"
+import (
+	"io/fs"
+	"syscall"
+)
 
 // onlyFolder makes an open fail of what is no folder.
 const onlyFolder = syscall.O_DIRECTORY
+
+// uidOf returns a file's user.
+func uidOf(st fs.FileInfo) int {
+	if s, ok := st.Sys().(*syscall.Stat_t); ok {
+		return int(s.Uid)
+	}
+	return -1
+}

@@ -83,7 +83,7 @@ func (u *unpacker) link(name, target string) error {
 		if err := u.clear(name); err != nil {
 			return err
 		}
-		return u.symlink(target, name)
+		return u.root.Symlink(target, name)
 	}
 	if leaves(name, target) {
 		why := whyOut
@@ -120,7 +120,7 @@ func (u *unpacker) link(name, target string) error {
 		t.held = append(t.held, heldLink{name, target})
 		return nil
 	}
-	return u.symlink(target, name)
+	return u.root.Symlink(target, name)
 }
 
 // links calls f with each symbolic link below top and the link's target. Unreadable folders count
@@ -155,7 +155,7 @@ func (u *unpacker) settle() {
 			if _, err := u.root.Lstat(l.name); err == nil {
 				continue // a later entry replaced the link
 			}
-			if u.noLinks(path.Dir(l.name)) != nil || u.symlink(l.target, l.name) != nil {
+			if u.noLinks(path.Dir(l.name)) != nil || u.root.Symlink(l.target, l.name) != nil {
 				u.lim.Skipped(l.name, errThroughLink.Error())
 				continue
 			}

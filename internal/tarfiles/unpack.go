@@ -29,7 +29,8 @@ type Limits struct {
 	// Trusted means that the stream is the caller's own and is written unchanged: symbolic links
 	// with any target, and modes regardless of the umask.
 	Trusted bool
-	// Owner owns what is created, which needs the right to give files away; nil: who calls.
+	// Owner owns the files and folders that are created in its own folders, which needs the right to give files away.
+	// Elsewhere, and for links, the owner is who calls: a name may lead to a place that is not the owner's. Nil: nobody.
 	Owner *Owner
 	// Room, if set, is called periodically and returns an error if the file system of dir is full;
 	// the error ends the copy.
@@ -82,7 +83,7 @@ func Unpack(ctx context.Context, r io.Reader, dest string, top Top, limits Limit
 	if err := u.room(existing(dir)); err != nil {
 		return err
 	}
-	if err := u.makeDest(dir); err != nil {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return u.fail(dest, kindOfWrite(err), cause(err), "check that the destination is writable")
 	}
 	root, err := os.OpenRoot(dir)
@@ -99,26 +100,32 @@ func Unpack(ctx context.Context, r io.Reader, dest string, top Top, limits Limit
 	return u.finish()
 }
 
-// makeDest creates the folder of the destination, which may be missing with some above it.
-func (u *unpacker) makeDest(dir string) error {
-	there := existing(dir)
-	if err := os.MkdirAll(dir, 0o755); err != nil || u.lim.Owner == nil {
-		return err
+// gives reports whether what is created in a folder belongs to the owner: if the folder does.
+func (u *unpacker) gives(dir string) bool {
+	if u.lim.Owner == nil {
+		return false
 	}
-	for dir = filepath.Clean(dir); len(dir) > len(filepath.Clean(there)); dir = filepath.Dir(dir) {
-		if err := os.Lchown(dir, u.lim.Owner.UID, u.lim.Owner.GID); err != nil {
-			return err
-		}
-	}
-	return nil
+	st, err := u.root.Lstat(dir)
+	return err == nil && st.IsDir() && uidOf(st) == u.lim.Owner.UID
 }
 
-// own gives a new entry to its owner.
+// own gives a new folder to its owner. It is the folder that is open, and empty, whatever has its name by then.
 func (u *unpacker) own(name string) error {
-	if u.lim.Owner == nil {
+	if !u.gives(path.Dir(name)) {
 		return nil
 	}
-	return u.root.Lchown(name, u.lim.Owner.UID, u.lim.Owner.GID)
+	d, err := u.root.OpenFile(name, os.O_RDONLY|onlyFolder, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = d.Close() }()
+	if st, err := d.Stat(); err != nil || uidOf(st) != os.Geteuid() {
+		return err
+	}
+	if _, err := d.Readdirnames(1); !errors.Is(err, io.EOF) {
+		return err
+	}
+	return d.Chown(u.lim.Owner.UID, u.lim.Owner.GID)
 }
 
 // mkdirAll creates folders that a stream does not describe.
@@ -139,14 +146,6 @@ func (u *unpacker) mkdirAll(dir string) error {
 		}
 	}
 	return nil
-}
-
-// symlink creates a symbolic link.
-func (u *unpacker) symlink(target, name string) error {
-	if err := u.root.Symlink(target, name); err != nil {
-		return err
-	}
-	return u.own(name)
 }
 
 type unpacker struct {
@@ -450,7 +449,7 @@ func (u *unpacker) file(tr *tar.Reader, h *tar.Header, name string, mode fs.File
 	if err != nil {
 		return u.writeError(name, err)
 	}
-	if u.lim.Owner != nil { // before the mode
+	if u.gives(path.Dir(name)) { // before the mode
 		err = f.Chown(u.lim.Owner.UID, u.lim.Owner.GID)
 	}
 	if err != nil {

@@ -144,8 +144,8 @@ rm -f /var/cache/ldconfig/aux-cache /etc/passwd- /etc/group- /etc/shadow- /etc/g
   /var/lib/dpkg/lock /var/lib/dpkg/lock-frontend /var/lib/dpkg/triggers/Lock /var/lib/dpkg/status-old /var/lib/dpkg/diversions-old /var/lib/dpkg/statoverride-old \
   /var/cache/debconf/config.dat-old /var/cache/debconf/templates.dat-old /root/.bash_history /root/.wget-hsts
 mkdir -p -- "$1"
-case $2 in '' | *:* | [0-9]*) user=$2 ;; *) user=$2: ;; esac
-if [ -n "$user" ] && rmdir -- "$1" 2>/dev/null; then mkdir -- "$1" && chown -- "$user" "$1"; fi
+case $2 in '' | *:*) user=$2 ;; *) user=$2:$(id -g -- "$2" 2>/dev/null || echo "$2") ;; esac
+if [ -n "$user" ] && [ "$(stat -c %F:%u:%g:%a -- "$1")" = directory:0:0:755 ] && [ -z "$(ls -A -- "$1")" ]; then chown -h -- "$user" "$1"; fi
 `
 
 // skipped reports paths that stay out of a layer: those that the guest's kernel or agent fills, and

@@ -324,11 +324,12 @@ func (p *place) above(ctx context.Context, name string) (string, error) {
 	}
 }
 
-// own gives what is at a path to the user of the request, unless it is the sandbox's, whose files the agent creates.
+// own gives what is at a path to the user of the request. The agent's files belong to root, or to the sandbox's user in
+// its own directories.
 func (p *place) own(ctx context.Context, name string) error {
 	isRoot := func(name string) bool { return name == "" || name == rootName || name == "0" }
 	to := cmp.Or(p.v.name, rootName)
-	if p.v.name == p.owner || isRoot(to) && isRoot(p.owner) {
+	if isRoot(to) && isRoot(p.owner) {
 		return nil
 	}
 	res, err := p.c.ProcessStart(ctx, &wire.ProcessStartParams{Detach: true, User: rootName,

@@ -141,7 +141,7 @@ func New(opt Options) (*Agent, error) {
 	a.files = files.NewFiles(opt.Chroot, opt.FDs,
 		func(c *wire.Conn) *files.Watches { return &a.client(c).watches }, a.ownerOf)
 	po := process.Options{Chroot: opt.Chroot, Groups: opt.Groups, Reaper: opt.Reap,
-		Space: opt.Space, Keep: opt.Keep}
+		Space: opt.Space, Keep: opt.Keep, MkdirAll: files.NewRoot(a.files).MkdirAll}
 	if opt.Chroot != "" {
 		po.Root = files.NewRoot(a.files)
 	}

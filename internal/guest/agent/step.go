@@ -30,6 +30,10 @@ type step struct {
 	all    []trace.Record // the drained records
 	parsed *syntax.Script // nil until it is needed
 
+	// account is what the environment had from the account of the step's user: nobody has set it, and another user has
+	// another.
+	account []string
+
 	done   chan struct{} // closed when the session has the state that the step left
 	report *trace.Report // valid after done
 	lost   bool          // the shell left no state
@@ -47,7 +51,8 @@ func (st *step) finish() {
 	c, err := st.capture()
 	s.mu.Lock()
 	if st.lost = err != nil; !st.lost {
-		s.cwd, s.env = c.cwd, append(c.vars, c.funs...)
+		vars := slices.DeleteFunc(c.vars, func(kv string) bool { return slices.Contains(st.account, kv) })
+		s.cwd, s.env = c.cwd, append(vars, c.funs...)
 	}
 	st.cwd, st.env = s.cwd, s.env
 	s.mu.Unlock()

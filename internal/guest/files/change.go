@@ -39,12 +39,21 @@ func (f *Files) mkdir(path string, mode uint32) error {
 	if err := unix.Mkdirat(at.Dir, at.name, mode); err != nil {
 		return err
 	}
-	if o := f.owner(); o != nil {
-		if err := unix.Fchownat(at.Dir, at.name, o.UID, o.GID, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	fd, err := unix.Openat(at.Dir, at.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil { // a process in the sandbox has replaced it
+		return err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || int(st.Uid) != os.Geteuid() {
+		return err
+	}
+	if o := f.owner(); owns(at.Dir, o) {
+		if err := unix.Fchown(fd, o.UID, o.GID); err != nil {
 			return err
 		}
 	}
-	return unix.Fchmodat(at.Dir, at.name, mode, 0) // the umask belongs to the agent
+	return unix.Fchmod(fd, mode) // the umask belongs to the agent
 }
 
 // mkdirAll creates a directory and its parents. mode is the last directory's mode.

@@ -317,8 +317,15 @@ func (f *Files) Write(ctx context.Context, c *wire.Conn,
 	return &wire.FileSystemWriteResult{Size: n}, nil
 }
 
+// owns reports whether the directory that is open belongs to an owner: what is created there does then. A name may lead
+// to another directory than its client means, by a link of a process in the sandbox.
+func owns(dir int, owner *tarfiles.Owner) bool {
+	var st unix.Stat_t
+	return owner != nil && unix.Fstat(dir, &st) == nil && int(st.Uid) == owner.UID
+}
+
 // replaceFile gives a file new content. Without a mode it keeps the replaced file's mode; it always
-// keeps the owner. A new file belongs to owner.
+// keeps the owner. A new file belongs to owner if its directory does.
 func replaceFile(ctx context.Context, at Place, content io.Reader,
 	mode uint32, owner *tarfiles.Owner) (n int64, err error) {
 	var old unix.Stat_t
@@ -363,7 +370,7 @@ func replaceFile(ctx context.Context, at Place, content io.Reader,
 		if err = unix.Fchown(fd, int(old.Uid), int(old.Gid)); err != nil && os.Geteuid() == 0 {
 			return n, err
 		}
-	} else if owner != nil {
+	} else if owns(at.Dir, owner) {
 		if err = unix.Fchown(fd, owner.UID, owner.GID); err != nil {
 			return n, err
 		}

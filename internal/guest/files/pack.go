@@ -85,6 +85,9 @@ func (f *Files) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpa
 	defer r.Close()
 	content := f.Writes.from(r)
 	if f.chroot == "" {
+		if dir, _ := split(p.Dest + "x"); f.owner() != nil {
+			_ = f.mkdirAll(dir, 0o755) // otherwise unpack makes it, or says why it cannot
+		}
 		return fsError(op, p.Dest, f.unpack(ctx, content, p.Dest))
 	}
 	return fsError(op, p.Dest, f.unpackInRoot(ctx, content, p.Dest))

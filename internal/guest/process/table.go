@@ -30,12 +30,14 @@ const (
 // Options configure a Table. The zero value uses the caller's own root, without control groups:
 // processes are signaled by session.
 type Options struct {
-	Chroot string  // root of processes; "": the caller's own root
-	Root   Root    // looks up names in Chroot; nil: normal lookups
-	Groups *Groups // nil: none
-	Reaper Reaper  // nil: a separate wait for each process
-	Space  *Space  // nil: the caller's
-	Keep   int64   // bytes kept of each output; 0: 1 MiB
+	Chroot string // root of processes; "": the caller's own root
+	Root   Root   // looks up names in Chroot; nil: normal lookups
+	// MkdirAll makes the directory in which a process begins; nil: it belongs to the caller.
+	MkdirAll func(path string) error
+	Groups   *Groups // nil: none
+	Reaper   Reaper  // nil: a separate wait for each process
+	Space    *Space  // nil: the caller's
+	Keep     int64   // bytes kept of each output; 0: 1 MiB
 }
 
 // A Root looks up absolute names in the root of processes, which may change links meanwhile: no
@@ -91,6 +93,9 @@ func (t *Table) openFile(p string, flags int) (int, error) {
 }
 
 func (t *Table) mkdirAll(p string) error {
+	if t.opt.MkdirAll != nil {
+		return t.opt.MkdirAll(p)
+	}
 	if t.opt.Root != nil {
 		return t.opt.Root.MkdirAll(p)
 	}
