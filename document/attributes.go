@@ -3,6 +3,7 @@ package document
 import (
 	"fmt"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -31,12 +32,14 @@ type attribute struct {
 	key      string
 	value    string
 	hasValue bool
-	at       int // offset of the key in the info string
+	at       int    // offset of the key in the info string
+	foreign  bool   // for other tools
+	near     string // the known attribute that is most similar
 }
 
 // splitAttributes reads "key", "key=value" and "key='a value'", separated by blanks; braces may be around some of
-// them. On a fault it returns the fault's offset. What is no attribute of a step may have any form up to the next
-// blank: other tools have their own.
+// them. On a fault it returns the fault's offset. What is no attribute of a step is a word of any form, also in quotes:
+// other tools have their own.
 func splitAttributes(info string, from int) (attrs []attribute, fault string, at int) {
 	end := len(strings.TrimRight(info, " \t"))
 	for i := skipBlanks(info, from, end); i < end; i = skipBlanks(info, i, end) {
@@ -64,44 +67,81 @@ func splitAttributes(info string, from int) (attrs []attribute, fault string, at
 	return attrs, "", 0
 }
 
-// closingBrace returns the offset of the first closing brace after offset i that is not in quotes, or -1.
+// closingBrace returns the offset of the first closing brace after offset i that is not in quotes, or -1. A quote begins
+// after a blank, a brace or an equals sign: others are apostrophes.
 func closingBrace(info string, i int) int {
-	quote := byte(0)
-	for ; i < len(info); i++ {
-		switch c := info[i]; {
-		case quote != 0:
-			if c == quote {
-				quote = 0
-			}
-		case c == '"' || c == '\'':
-			quote = c
+	for at := i + 1; at < len(info); at++ {
+		switch c := info[at]; {
 		case c == '}':
-			return i
+			return at
+		case isQuote(c) && strings.IndexByte(" \t{=,[", info[at-1]) >= 0:
+			if end := closingQuote(info, at); end > 0 {
+				at = end
+			}
 		}
 	}
 	return -1
 }
 
+func isQuote(c byte) bool { return c == '"' || c == '\'' }
+
+// closingQuote returns the offset of the quote that ends the one at offset i, or 0. A backslash may be before others.
+func closingQuote(info string, i int) int {
+	for at := i + 1; at < len(info); at++ {
+		switch info[at] {
+		case '\\':
+			at++
+		case info[i]:
+			return at
+		}
+	}
+	return 0
+}
+
+// word returns the end of a word for other tools that begins, perhaps with a quote, at offset i: the next blank, and if a
+// quote is not closed the end of the info string.
+func word(info string, i int) int {
+	if i < len(info) && isQuote(info[i]) {
+		if i = closingQuote(info, i); i == 0 {
+			return len(info)
+		}
+	}
+	for i < len(info) && info[i] != ' ' && info[i] != '\t' {
+		i++
+	}
+	return i
+}
+
 // readAttribute reads the attribute at offset i of an info string. On a fault next is its offset.
 func readAttribute(info string, i int) (a attribute, next int, fault string) {
 	a.at = i
+	if end := word(info, i); isQuote(info[i]) || info[i:end] == "=" {
+		a.key, a.foreign = info[i:end], true
+		return a, end, ""
+	}
 	for i < len(info) && !strings.ContainsRune(" \t=", rune(info[i])) {
 		i++
 	}
 	if a.key = info[a.at:i]; a.key == "" {
 		return a, a.at, `a value without a name before "="`
 	}
+	near, ours := misspelling(a.key, attributes)
+	a.foreign, a.near = !ours, near
 	if i == len(info) || info[i] != '=' {
 		return a, i, ""
 	}
 	a.hasValue = true
-	a.value, next, fault = attributeValue(info, i+1)
-	if _, ours := misspelling(a.key, attributes); fault != "" && !ours {
-		for next = i; next < len(info) && info[next] != ' ' && info[next] != '\t'; {
-			next++
+	if a.foreign {
+		next = word(info, i+1)
+		// Tools that separate by commas leave ours to nobody.
+		for i, w := range strings.FieldsFunc(info[a.at:next], func(r rune) bool { return r == ',' || r == ';' }) {
+			if key, _, _ := strings.Cut(w, "="); i > 0 && slices.Contains(attributes, key) {
+				a.key, a.foreign, a.near = w, false, key
+			}
 		}
 		return a, next, ""
 	}
+	a.value, next, fault = attributeValue(info, i+1)
 	return a, next, fault
 }
 
@@ -144,7 +184,7 @@ func (p *docParser) readAttributes(s *Step, info string, base int) {
 	}
 	seen := map[string]bool{}
 	for _, a := range attrs {
-		if _, ours := misspelling(a.key, attributes); !ours {
+		if a.foreign {
 			p.ignore(s.Line, a.key)
 			continue
 		}
@@ -187,7 +227,7 @@ func (p *docParser) setAttribute(s *Step, a attribute) (msg, hint string) {
 		s.Unparsed, err = parseFlag(a)
 	default:
 		return fmt.Sprintf("unknown attribute %q; the nearest known one is %q",
-				brief.Clip(a.key, maxName), nearest(a.key, attributes)),
+				brief.Clip(a.key, maxName), a.near),
 			"known attributes: " + strings.Join(attributes, ", ")
 	}
 	if err != nil {

@@ -49,23 +49,49 @@ func (es SyntaxErrors) Unwrap() error {
 	return e
 }
 
-// otherNames are what neighbours of turn call something of ours.
-var otherNames = map[string]string{"environment": "env", "workdir": "cwd", "working_dir": "cwd", "working_directory": "cwd",
-	"ram": "memory"}
+// otherNames are what neighbours of turn call something of ours. A setting that was meant must not be lost, so what
+// only resembles one of these is an error too.
+var otherNames = map[string]string{"environment": "env", "envs": "env", "vars": "env", "variables": "env",
+	"workdir": "cwd", "dir": "cwd", "directory": "cwd", "mem": "memory", "ram": "memory", "cpu": "cpus", "cores": "cpus",
+	"network": "network", "networking": "network", "net": "network", "internet": "network", "offline": "network",
+	"hosts": "network", "egress": "network", "timeout": "timeout", "deadline": "timeout", "limit": "timeout",
+	"memory": "memory", "disk": "disk", "env": "env", "cwd": "cwd", "cpus": "cpus", "retry": "retry", "retries": "retry",
+	"isolation": "isolation", "isolated": "isolation", "snapshot": "snapshot", "checkpoint": "checkpoint", "deterministic": "deterministic",
+	"lifetime": "lifetime", "skip": "skip", "continue": "continue-on-error", "unparsed": "unparsed"}
+
+// foreign are words that documents have for other tools, though they are near to one of ours.
+var foreign = map[string]bool{"version": true, "block": true, "lock": true, "end": true, "cmd": true, "copy": true}
 
 // misspelling returns the known word that is most similar to the given word, and whether the author probably meant it:
-// every third letter may differ, or two neighbours are swapped, or a further word follows. A version is what documents
-// have for other tools, though it is near to session.
+// a letter is missing, wrong or too much (in a long word two), two neighbours are swapped, or a part of the word is a
+// name of something of ours.
 func misspelling(word string, known []string) (near string, probably bool) {
-	plain := strings.ReplaceAll(strings.ToLower(word[:min(len(word), maxName)]), "-", "_")
-	if near = otherNames[plain]; slices.Contains(known, near) {
-		return near, true
-	}
-	if first, _, more := strings.Cut(plain, "_"); more && slices.Contains(known, first) {
-		return first, true
+	word = word[:min(len(word), maxName)]
+	for _, part := range append(parts(word), strings.ToLower(word)) {
+		if name := otherNames[part]; slices.Contains(known, name) {
+			return name, true
+		}
 	}
 	near, edits := suggest.Nearest(word, known)
-	return near, (edits <= max(1, len(near)/3) || swapped(word, near)) && word != "version"
+	return near, (edits <= max(1, len(near)/4) || swapped(word, near)) && !foreign[strings.ToLower(word)]
+}
+
+// parts splits a word at what is no letter, and where a capital letter follows a small one.
+func parts(word string) (all []string) {
+	from := 0
+	for i := 0; i <= len(word); i++ {
+		letter := i < len(word) && (word[i]|0x20 >= 'a' && word[i]|0x20 <= 'z')
+		if letter && !(i > from && word[i] < 'a' && word[i-1] >= 'a') {
+			continue
+		}
+		if i > from {
+			all = append(all, strings.ToLower(word[from:i]))
+		}
+		if from = i; !letter {
+			from++
+		}
+	}
+	return all
 }
 
 // swapped reports whether two words differ by the order of two neighbours.

@@ -37,8 +37,8 @@ func WithEvidence(receipt, evidence []byte) []byte {
 	return slices.Concat(receipt, []byte(eol+evidenceBegin+eol), evidence, []byte(eol+evidenceEnd+eol))
 }
 
-// CutEvidence returns the text of a receipt and the evidence at its end. Without evidence, or with
-// evidence in another spelling than that of WithEvidence, found is false, and text is file.
+// CutEvidence returns the text of a receipt and the evidence at its end. Without evidence, or with evidence in another
+// spelling than that of WithEvidence, or of earlier versions, found is false, and text is file.
 func CutEvidence(file []byte) (text, evidence []byte, found bool) {
 	for _, eol := range []string{"\n", "\r\n"} {
 		body, ok := bytes.CutSuffix(file, []byte(eol+evidenceEnd+eol))

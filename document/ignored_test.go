@@ -17,15 +17,20 @@ func TestIgnored(t *testing.T) {
 		"---\n1: a\n\"\": b\n\"a\\nb\": c\n---\n":                                                                       `2 1, 3 , 4 a b`,
 		"```bash copy\n```\n":  "1 copy",
 		"```bash {1,3}\n```\n": "1 1,3",
-		"```bash {1,3-5} title=\"a b\" showLineNumbers\n```\n":              "1 1,3-5, 1 title, 1 showLineNumbers",
-		"```bash title=\"a } b\" {1}\n```\n":                                "1 title, 1 1",
-		"```bash{1}\n```\n":                                                 "1 1",
-		"```sh { .numberLines startFrom=\"100\" }\n```\n":                   "1 .numberLines, 1 startFrom",
-		"```bash {linenos=table,hl_lines=[1,\"3-5\"],linenostart=9}\n```\n": "1 linenos",
-		"```bash title=it's\n```\n":                                         "1 title",
-		"```bash title=\"open\n```\n":                                       "1 title",
-		"```bash title=\"a\"b x\n```\n":                                     "1 title, 1 x",
-		"```bash x x x=1\n```\n":                                            "1 x, 1 x, 1 x",
+		"```bash {1,3-5} title=\"a b\" showLineNumbers\n```\n":                                             "1 1,3-5, 1 title, 1 showLineNumbers",
+		"```bash title=\"a } b\" {1}\n```\n":                                                               "1 title, 1 1",
+		"```bash{1}\n```\n":                                                                                "1 1",
+		"```sh { .numberLines startFrom=\"100\" }\n```\n":                                                  "1 .numberLines, 1 startFrom",
+		"```bash {linenos=table,hl_lines=[1,\"3-5\"],linenostart=9}\n```\n":                                "1 linenos",
+		"```bash title=it's\n```\n":                                                                        "1 title",
+		"```bash title=\"open\n```\n":                                                                      "1 title",
+		"```bash title=\"a\"b x\n```\n":                                                                    "1 title, 1 x",
+		"```bash \"please skip me\" {\"a skip b\"}\n```\n":                                                 `1 "please skip me", 1 "a skip b"`,
+		"```bash title=\"a\\\" skip \\\"b\" copy\n```\n":                                                   "1 title, 1 copy",
+		"```bash title = \"x\" {title=it's}\n```\n":                                                        `1 title, 1 =, 1 "x", 1 title`,
+		"```bash title=\"open name=x timeout=5s\n```\n":                                                    "1 title",
+		"---\nsection: 1\nlocation: x\nimage_alt: x\nhome_page: x\nbatch: 1\nmission: x\nseason: 2\n---\n": "2 section, 3 location, 4 image_alt, 5 home_page, 6 batch, 7 mission, 8 season",
+		"```bash x x x=1\n```\n":                                                                           "1 x, 1 x, 1 x",
 	} {
 		d, err := Parse("x", []byte(src))
 		if err != nil {
@@ -54,11 +59,21 @@ func TestIgnored(t *testing.T) {
 func TestMisspelt(t *testing.T) {
 	for word, near := range map[string]string{"Image": "image", "imgae": "image", "images": "image", "evn": "env", "envs": "env",
 		"file": "files", "cpu": "cpus", "memroy": "memory", "time_out": "timeout", "timeot": "timeout", "netwrok": "network",
-		"determinism": "deterministic", "life-time": "lifetime", "sesion": "session", "snapshots": "snapshot", "check_point": "checkpoint",
-		"isolated": "isolation", "environment": "env", "memory_limit": "memory", "network-mode": "network", "working_directory": "cwd", "allow": "network.allow", "deny": "network.deny", "host_ca": "network.host_ca"} {
+		"determinism": "deterministic", "life-time": "lifetime", "sesion": "session", "snapshots": "snapshot", "check_point": "checkpoint", "snapshoot": "snapshot",
+		"isolated": "isolation", "environment": "env", "memory_limit": "memory", "memoryLimit": "memory",
+		"network-mode": "network", "networkMode": "network", "networking": "network", "net": "network", "no_network": "network", "internet": "network",
+		"offline": "network", "allow-hosts": "network", "network.allow": "network", "working_directory": "cwd", "workingDir": "cwd",
+		"timeoutSeconds": "timeout", "time_limit": "timeout", "mem": "memory", "cpu_limit": "cpus", "cores": "cpus", "diskSize": "disk",
+		"retries": "retry", "envVars": "env", "vars": "env", "allow": "network.allow", "deny": "network.deny", "host_ca": "network.host_ca"} {
 		_, err := Parse("x", []byte("---\n"+word+": 1\n---\n"))
 		if want := fmt.Sprintf("2:1: unknown key %q; the nearest known one is %q", word, near); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
+		}
+	}
+	for _, form := range []string{"skip:true", "skip,copy", "skip;copy", "--skip", "<skip>", "timeout:5s", "{timeout:5s}", "timeoutSeconds=5",
+		"copy,timeout=5s", "{linenos=table,timeout=5s}", "continue", "dir=/x", "workdir=/x", "{.skip}"} {
+		if _, err := Parse("x", []byte("```bash "+form+"\n```\n")); err == nil || !strings.Contains(err.Error(), "unknown attribute") {
+			t.Errorf("%s: %v", form, err)
 		}
 	}
 	for word, near := range map[string]string{"Name": "name", "naem": "name", "pwd": "cwd", "skipp": "skip", "time-out": "timeout",

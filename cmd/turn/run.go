@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -187,6 +188,9 @@ func (c *runCmd) Run(a *cli.App) error {
 	}
 	if len(doc.Steps) == 0 {
 		warnNoSteps(a, doc.Name)
+	}
+	if names := ignoredNames(doc); names != "" && !c.Quiet {
+		terminal.Printf(a.Stderr, "turn: %s: ignored, because they are for other tools: %s\n", terminal.Name(doc.Name), names)
 	}
 	req, err := c.request(doc, c.File)
 	if err != nil {
@@ -443,6 +447,17 @@ func warnNoSteps(a *cli.App, name string) {
 	terminal.Printf(a.Stderr,
 		"turn: %s has no steps: a step is a fenced block with the language bash or sh\n",
 		terminal.Name(name))
+}
+
+// ignoredNames lists what a document has for other tools, each once.
+func ignoredNames(doc *document.Document) string {
+	var names []string
+	for _, x := range doc.Ignored {
+		if !slices.Contains(names, x.Name) {
+			names = append(names, x.Name)
+		}
+	}
+	return strings.Join(names, ", ")
 }
 
 func unreadable(name string, err error) error {

@@ -45,7 +45,7 @@ func (s *Spec) Digest() turnstone.Digest {
 		Env:      map[string]string{}, Files: []file{}, Workdir: s.Workdir,
 		BaseDigest: s.BaseDigest, Pip: s.Pip, Npm: s.Npm, Commands: s.Commands, User: s.User,
 		Machine: s.Machine,
-		Network: s.Network, NoNetwork: s.NoNetwork, Lock: s.Lock.digest(), Wheels: s.Wheels, OwnWorkdir: s.User != ""}
+		Network: s.Network, NoNetwork: s.NoNetwork, Lock: s.Lock.digest(), Wheels: s.Wheels, OwnWorkdir: s.User != "" && s.layered()}
 	if s.layered() {
 		canonical.LayerBuilder = layerBuilderVersion
 	}

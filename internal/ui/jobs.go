@@ -52,7 +52,7 @@ type job struct {
 
 	mu      sync.Mutex
 	events  []event
-	texts   map[turnstone.Stream]*decoder // of the step that runs
+	texts   map[output]*decoder
 	printed int
 	done    bool
 	changed chan struct{} // closed at the next change
@@ -178,32 +178,37 @@ func (n *job) StepStarted(step *document.Step) {
 // StepOutput implements executor.Observer. A character may be in two parts.
 func (n *job) StepOutput(step *document.Step, stream turnstone.Stream, p []byte) {
 	n.mu.Lock()
-	text := n.text(stream).next(p)
+	text := n.text(output{step.Index, stream}).next(p)
 	n.mu.Unlock()
 	if text != "" {
 		n.add(event{Kind: "output", Step: step.Index, Stream: stream, Text: text})
 	}
 }
 
-// text returns the decoder of a stream of the step that runs. The caller holds mu.
-func (n *job) text(stream turnstone.Stream) *decoder {
+// An output is a stream of a step.
+type output struct {
+	step   int
+	stream turnstone.Stream
+}
+
+// text returns the decoder of an output. The caller holds mu.
+func (n *job) text(of output) *decoder {
 	if n.texts == nil {
-		n.texts = map[turnstone.Stream]*decoder{}
+		n.texts = map[output]*decoder{}
 	}
-	if n.texts[stream] == nil {
-		n.texts[stream] = &decoder{}
+	if n.texts[of] == nil {
+		n.texts[of] = &decoder{}
 	}
-	return n.texts[stream]
+	return n.texts[of]
 }
 
 // StepFinished implements executor.Observer.
 func (n *job) StepFinished(step *document.Step, r turnstone.StepReport) {
-	n.mu.Lock()
-	texts := n.texts
-	n.texts = nil
-	n.mu.Unlock()
-	for stream, t := range texts {
-		if text := t.end(); text != "" {
+	for _, stream := range []turnstone.Stream{turnstone.Stdout, turnstone.Stderr} {
+		n.mu.Lock()
+		text := n.text(output{step.Index, stream}).end()
+		n.mu.Unlock()
+		if text != "" {
 			n.add(event{Kind: "output", Step: step.Index, Stream: stream, Text: text})
 		}
 	}

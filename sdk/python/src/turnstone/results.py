@@ -49,8 +49,9 @@ class Chunk:
 
     stream: StreamName
     data: bytes
-    text: str
-    """The characters that end in data; one that two parts share is in the second."""
+    text: str = ""
+    """The characters that end in data; one that two parts share is in the second. An output that ends in the middle of a
+    character has a last chunk with U+FFFD and no data."""
 
 
 @dataclass(frozen=True)

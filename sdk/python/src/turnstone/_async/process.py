@@ -188,7 +188,9 @@ class AsyncProcess:
             if a.get(key, 0) > self._got[n] and not self.background:
                 raise IntegrityError(
                     "sandbox.exec", " ".join(self._argv)[:80], "a part of its output was lost with a connection")  # fmt: skip
-            self._got[n] = max(self._got[n], int(a.get(key, 0)))
+            if a.get(key, 0) > self._got[n]:  # a part is lost
+                self._got[n] = int(a[key])
+                self._decoders[n].reset()
         if feed is not None:
             spawn(self._feed, feed, int(a.get("stdinOffset", 0)))
         self._attached = True
