@@ -37,9 +37,9 @@ type attribute struct {
 	near     string // the known attribute that is most similar
 }
 
-// splitAttributes reads "key", "key=value" and "key='a value'", separated by blanks; braces may be around some of
-// them. On a fault it returns the fault's offset. What is no attribute of a step is a word of any form, also in quotes:
-// other tools have their own.
+// splitAttributes reads "key", "key=value" and "key='a value'", separated by blanks. Braces may
+// enclose some of them. On a fault it returns the fault's offset. Attributes of other tools may have
+// any form.
 func splitAttributes(info string, from int) (attrs []attribute, fault string, at int) {
 	end := len(strings.TrimRight(info, " \t"))
 	for i := skipBlanks(info, from, end); i < end; i = skipBlanks(info, i, end) {
@@ -67,8 +67,8 @@ func splitAttributes(info string, from int) (attrs []attribute, fault string, at
 	return attrs, "", 0
 }
 
-// closingBrace returns the offset of the first closing brace after offset i that is not in quotes, or -1. A quote begins
-// after a blank, a brace or an equals sign: others are apostrophes.
+// closingBrace returns the offset of the first closing brace after offset i that is not in quotes, or
+// -1. A quote inside a word is an apostrophe.
 func closingBrace(info string, i int) int {
 	for at := i + 1; at < len(info); at++ {
 		switch c := info[at]; {
@@ -85,7 +85,8 @@ func closingBrace(info string, i int) int {
 
 func isQuote(c byte) bool { return c == '"' || c == '\'' }
 
-// closingQuote returns the offset of the quote that ends the one at offset i, or 0. A backslash may be before others.
+// closingQuote returns the offset of the quote that closes the one at offset i, or 0. A backslash
+// escapes a quote.
 func closingQuote(info string, i int) int {
 	for at := i + 1; at < len(info); at++ {
 		switch info[at] {
@@ -98,8 +99,8 @@ func closingQuote(info string, i int) int {
 	return 0
 }
 
-// word returns the end of a word for other tools that begins, perhaps with a quote, at offset i: the next blank, and if a
-// quote is not closed the end of the info string.
+// word returns the end of another tool's word at offset i: the next blank outside quotes. An unclosed
+// quote extends to the end of the info string.
 func word(info string, i int) int {
 	if i < len(info) && isQuote(info[i]) {
 		if i = closingQuote(info, i); i == 0 {
@@ -133,7 +134,7 @@ func readAttribute(info string, i int) (a attribute, next int, fault string) {
 	a.hasValue = true
 	if a.foreign {
 		next = word(info, i+1)
-		// Tools that separate by commas leave ours to nobody.
+		// Some tools separate attributes by commas. Ignoring a known one would remove a setting.
 		for i, w := range strings.FieldsFunc(info[a.at:next], func(r rune) bool { return r == ',' || r == ';' }) {
 			if key, _, _ := strings.Cut(w, "="); i > 0 && slices.Contains(attributes, key) {
 				a.key, a.foreign, a.near = w, false, key

@@ -49,8 +49,8 @@ func (es SyntaxErrors) Unwrap() error {
 	return e
 }
 
-// otherNames are what neighbours of turn call something of ours. A setting that was meant must not be lost, so what
-// only resembles one of these is an error too.
+// otherNames maps words to the known key or attribute that an author means by them. A key with such a
+// word is an error, because ignoring it would remove a setting.
 var otherNames = map[string]string{"environment": "env", "envs": "env", "vars": "env", "variables": "env",
 	"workdir": "cwd", "dir": "cwd", "directory": "cwd", "mem": "memory", "ram": "memory", "cpu": "cpus", "cores": "cpus",
 	"network": "network", "networking": "network", "net": "network", "internet": "network", "offline": "network",
@@ -59,12 +59,12 @@ var otherNames = map[string]string{"environment": "env", "envs": "env", "vars": 
 	"isolation": "isolation", "isolated": "isolation", "snapshot": "snapshot", "checkpoint": "checkpoint", "deterministic": "deterministic",
 	"lifetime": "lifetime", "skip": "skip", "continue": "continue-on-error", "unparsed": "unparsed"}
 
-// foreign are words that documents have for other tools, though they are near to one of ours.
+// foreign are common words of other tools that differ from a known word by one letter or two.
 var foreign = map[string]bool{"version": true, "block": true, "lock": true, "end": true, "cmd": true, "copy": true}
 
-// misspelling returns the known word that is most similar to the given word, and whether the author probably meant it:
-// a letter is missing, wrong or too much (in a long word two), two neighbours are swapped, or a part of the word is a
-// name of something of ours.
+// misspelling returns the known word that is most similar to the given word, and whether the author
+// probably meant it: at most a quarter of the letters (at least one) differ, two adjacent letters are
+// swapped, or otherNames has a part of the word.
 func misspelling(word string, known []string) (near string, probably bool) {
 	word = word[:min(len(word), maxName)]
 	for _, part := range append(parts(word), strings.ToLower(word)) {
@@ -76,7 +76,8 @@ func misspelling(word string, known []string) (near string, probably bool) {
 	return near, (edits <= max(1, len(near)/4) || swapped(word, near)) && !foreign[strings.ToLower(word)]
 }
 
-// parts splits a word at what is no letter, and where a capital letter follows a small one.
+// parts splits a word at characters other than letters, and between a lower-case and an upper-case
+// letter. The parts are in lower case.
 func parts(word string) (all []string) {
 	from := 0
 	for i := 0; i <= len(word); i++ {

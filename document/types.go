@@ -21,8 +21,8 @@ type Document struct {
 	Inherited []string
 	Defaults  Defaults
 
-	// Ignored are keys of the front matter and attributes of steps that are none of turn's, such as a title: they are
-	// for other tools. There are at most the first 100.
+	// Ignored lists the first 100 keys of the front matter and attributes of steps that belong to
+	// other tools, such as title.
 	Ignored []Ignored
 
 	layout layout // positions in Source; see parse.go

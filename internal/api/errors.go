@@ -340,9 +340,21 @@ func FromConnect(err error) error {
 	return s
 }
 
-// lost reports whether the connection of a call ended before its answer did, such as when the server's process was
-// killed. connect v1.21 says unknown, internal or, if the kernel says that it was reset, canceled of it, by where in
-// the answer that was, and unavailable only if no answer had begun.
+// Unreached reports whether the server of a call with ctx did not answer, or its connection ended
+// before the answer did: the call may be repeated if it has no effect, or an idempotency key. It is
+// false after the end of ctx.
+func Unreached(ctx context.Context, err error) bool {
+	var e *connect.Error
+	if !errors.As(err, &e) || connect.IsWireError(e) || ctx.Err() != nil {
+		return false
+	}
+	// connect returns "canceled" for the end of ctx, and for broken connections.
+	return e.Code() == connect.CodeUnavailable || e.Code() == connect.CodeCanceled || lost(e)
+}
+
+// lost reports whether a connection ended before its answer did, because the server's process was
+// killed, for example. connect v1.21 returns "unavailable" only if the answer has not begun;
+// otherwise it returns "unknown" or "internal", or "canceled" if the kernel reset the connection.
 func lost(e *connect.Error) bool {
 	if connect.IsWireError(e) || errors.Is(e, context.Canceled) {
 		return false
@@ -351,7 +363,7 @@ func lost(e *connect.Error) bool {
 	switch e.Code() {
 	case connect.CodeUnknown, connect.CodeInternal:
 		return errors.Is(e, io.ErrUnexpectedEOF) || errors.Is(e, net.ErrClosed) ||
-			errors.As(e, &of) && of.Op != "local error" && of.Op != "remote error" // alerts of TLS
+			errors.As(e, &of) && of.Op != "local error" && of.Op != "remote error" // TLS alerts
 	case connect.CodeCanceled:
 		return errors.Is(e, syscall.ECONNRESET) || errors.Is(e, syscall.EPIPE)
 	}

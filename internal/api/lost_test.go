@@ -52,6 +52,9 @@ func TestLostAnswer(t *testing.T) {
 				defer way.CloseIdleConnections()
 				c := connectv1.NewSandboxServiceClient(&http.Client{Transport: way}, srv.URL, options...)
 				_, err := c.GetSandbox(t.Context(), connect.NewRequest(&v1.GetSandboxRequest{}))
+				if !Unreached(t.Context(), err) {
+					t.Errorf("%v: the server was reached", err)
+				}
 				if err = FromConnect(err); turnstone.KindOf(err) != turnstone.KindUnavailable || !Retryable(err) {
 					t.Errorf("%v is %s", err, turnstone.KindOf(err))
 				}
@@ -76,12 +79,15 @@ func TestResetAnswer(t *testing.T) {
 		}))
 		c := connectv1.NewSandboxServiceClient(srv.Client(), srv.URL, ClientOptions()...)
 		_, err := c.GetSandbox(t.Context(), connect.NewRequest(&v1.GetSandboxRequest{}))
+		if !Unreached(t.Context(), err) {
+			t.Errorf("%s: %v: the server was reached", name, err)
+		}
 		if err = FromConnect(err); turnstone.KindOf(err) != turnstone.KindUnavailable || !Retryable(err) {
 			t.Errorf("%s: %v is %s", name, err, turnstone.KindOf(err))
 		}
 		srv.Close()
 	}
-	// The caller's own end stays what it is.
+	// A call that its caller cancels is still canceled.
 	ctx, cancel := context.WithCancel(t.Context())
 	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		cancel()
@@ -90,6 +96,9 @@ func TestResetAnswer(t *testing.T) {
 	defer srv.Close()
 	c := connectv1.NewSandboxServiceClient(srv.Client(), srv.URL, ClientOptions()...)
 	_, err := c.GetSandbox(ctx, connect.NewRequest(&v1.GetSandboxRequest{}))
+	if Unreached(ctx, err) {
+		t.Errorf("%v: the caller has ended the call", err)
+	}
 	if err = FromConnect(err); turnstone.KindOf(err) != turnstone.KindCanceled {
 		t.Errorf("%v is %s", err, turnstone.KindOf(err))
 	}

@@ -41,7 +41,7 @@ func (s *Server) explain(err error) error {
 	}
 	switch {
 	case sent != nil && !connect.IsWireError(sent) &&
-		(status.Code == connect.CodeUnavailable || lostConnection(sent)):
+		(status.Code == connect.CodeUnavailable || isAlert(sent)):
 		return s.unreached(e)
 	case e.Op == "gateway.path":
 		return turnstone.Errorf("host.call", turnstone.KindInvalid, s.o.Address.String(),
@@ -82,10 +82,10 @@ func tokenHint(reason string) string {
 	return "set TURN_TOKEN to a token of this server, or store one with turn host add --token-file"
 }
 
-// lostConnection reports whether a connection failed, whatever code connect gives its error.
-func lostConnection(err error) bool {
+// isAlert reports whether TLS ended a connection: unreached explains the alert.
+func isAlert(err error) bool {
 	var op *net.OpError
-	return errors.As(err, &op) || errors.Is(err, io.ErrUnexpectedEOF)
+	return errors.As(err, &op)
 }
 
 // hinted is the status with a subject and a hint for its error, if there is none.

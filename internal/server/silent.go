@@ -20,10 +20,7 @@ func silent(log *slog.Logger) connect.Interceptor {
 	return connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
 		return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
 			answer, err := next(ctx, r)
-			code := connect.CodeOf(err)
-			// A connection that breaks while the request is written is "canceled".
-			if err == nil || connect.IsWireError(err) || ctx.Err() != nil ||
-				code != connect.CodeUnavailable && code != connect.CodeCanceled {
+			if !api.Unreached(ctx, err) {
 				return answer, err
 			}
 			log.Warn("the controller cannot be reached", "procedure", r.Spec().Procedure,

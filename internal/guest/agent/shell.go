@@ -246,9 +246,6 @@ func (s *shell) prepare(p *wire.ShellExecuteParams, script []byte) (*step, proce
 	if p.Trace == nil || *p.Trace {
 		st.rec = s.recorder(st.language, env)
 	}
-	if p.User != "" {
-		st.account = s.a.procs.AccountEnv(p.User)
-	}
 	spec = process.Spec{ID: p.ProcessID, Env: env, Cwd: cwd, User: p.User, Watcher: st.rec}
 	if st.rec.captures() {
 		spec.Argv = []string{bashPath, st.path}

@@ -30,10 +30,6 @@ type step struct {
 	all    []trace.Record // the drained records
 	parsed *syntax.Script // nil until it is needed
 
-	// account is what the environment had from the account of the step's user: nobody has set it, and another user has
-	// another.
-	account []string
-
 	done   chan struct{} // closed when the session has the state that the step left
 	report *trace.Report // valid after done
 	lost   bool          // the shell left no state
@@ -51,8 +47,9 @@ func (st *step) finish() {
 	c, err := st.capture()
 	s.mu.Lock()
 	if st.lost = err != nil; !st.lost {
-		vars := slices.DeleteFunc(c.vars, func(kv string) bool { return slices.Contains(st.account, kv) })
-		s.cwd, s.env = c.cwd, append(vars, c.funs...)
+		// Values of the user's account are not inherited: the next step may have another user.
+		own := func(kv string) bool { return slices.Contains(st.p.AccountEnv, kv) }
+		s.cwd, s.env = c.cwd, append(slices.DeleteFunc(c.vars, own), c.funs...)
 	}
 	st.cwd, st.env = s.cwd, s.env
 	s.mu.Unlock()

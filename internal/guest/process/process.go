@@ -61,7 +61,9 @@ type Process struct {
 	Started  time.Time
 	PID      int // from the agent's point of view
 	Terminal bool
-	Out      [3]*Log // standard output (1) and error (2; nil with a terminal)
+	// AccountEnv is the environment that the user's account defines, such as HOME; nil: no Spec.User.
+	AccountEnv []string
+	Out        [3]*Log // standard output (1) and error (2; nil with a terminal)
 
 	number atomic.Int64 // see Number
 

@@ -152,7 +152,8 @@ func (t *Table) prepare(p *Process, s Spec) (<-chan syscall.WaitStatus, error) {
 			return nil, err
 		}
 		s.account = a
-		s.Env = MergeEnv(a.env(), s.Env) // what somebody has set stays
+		p.AccountEnv = a.env()
+		s.Env = MergeEnv(p.AccountEnv, s.Env) // explicit values have precedence
 	}
 	s.Env = MergeEnv(s.Env, s.More)
 	return t.launch(p, s)

@@ -55,15 +55,6 @@ func (t *Table) Account(user string) (uid, gid uint32, err error) {
 	return a.uid, a.gid, nil
 }
 
-// AccountEnv returns what a user's account says of the environment; nil: there is no such user.
-func (t *Table) AccountEnv(user string) []string {
-	a, err := lookupUser(t.openFile, user)
-	if err != nil {
-		return nil
-	}
-	return a.env()
-}
-
 // lookupUser finds NAME, NUMBER, or either with :GROUP, in the accounts of open's root. With a
 // group, the process has only this group; otherwise also the groups that list its user. A number
 // without an account is its own group.

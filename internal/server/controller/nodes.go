@@ -2,7 +2,6 @@ package controller
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -227,10 +226,7 @@ func (c *Controller) wayTo(name string) connect.UnaryInterceptorFunc {
 			var a connect.AnyResponse
 			var err error
 			fair.Rest(ctx, func() { a, err = next(ctx, r) })
-			var e *connect.Error
-			if errors.As(err, &e) && !connect.IsWireError(e) && ctx.Err() == nil &&
-				// a connection that breaks while the request is written is "canceled"
-				(e.Code() == connect.CodeUnavailable || e.Code() == connect.CodeCanceled) {
+			if api.Unreached(ctx, err) {
 				c.log.InfoContext(ctx, "a node cannot be reached", "node", name, "error", err)
 				return nil, placing.Silent(name, time.Second)
 			}
