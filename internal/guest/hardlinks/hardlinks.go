@@ -7,11 +7,10 @@
 package hardlinks
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"encoding/hex"
-	"errors"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -39,11 +38,6 @@ func (c *Completer) Complete(ctx context.Context, root, index int) error {
 		return err
 	}
 	w := &walk{ctx: ctx, copied: copiedInodes(names)}
-	var st unix.Stat_t
-	if err := unix.Fstat(root, &st); err != nil {
-		return os.NewSyscallError("fstat", err)
-	}
-	w.dev = st.Dev
 	fd, err := reopen(root, ".")
 	if err == nil {
 		err = w.dir(fd, 0)
@@ -69,28 +63,30 @@ func (c *Completer) added(index int) ([]string, error) {
 	f := os.NewFile(uintptr(fd), "index")
 	defer f.Close()
 	names, err := f.Readdirnames(-1)
-	return slices.DeleteFunc(names, func(name string) bool { return c.done[name] }), err
+	return slices.DeleteFunc(names, func(name string) bool {
+		return c.done[name] || strings.HasPrefix(name, "#") // a whiteout for all that are removed
+	}), err
 }
 
 // inodes are the numbers of inodes below an overlay that it has copied.
 type inodes struct {
 	all     bool // they are unknown
+	lookup  bool // a lookup links a name to its copy: gVisor
 	numbers map[uint64]bool
 }
 
-func (i inodes) has(number uint64) bool { return i.all || i.numbers[number] }
+func (i *inodes) has(number uint64) bool { return i.all || i.numbers[number] }
 
 // copiedInodes returns the inodes for which names in an index stand.
 func copiedInodes(names []string) inodes {
 	found := inodes{numbers: make(map[uint64]bool, len(names))}
 	for _, name := range names {
 		if strings.Contains(name, "-") {
-			continue // gVisor's, which links a name to the copy when it is looked up
+			found.lookup = true
+			continue
 		}
 		number, ok := inodeOf(name)
-		if !ok {
-			return inodes{all: true}
-		}
+		found.all = found.all || !ok
 		found.numbers[number] = true
 	}
 	return found
@@ -125,59 +121,88 @@ func inodeOf(name string) (uint64, bool) {
 
 type walk struct {
 	ctx    context.Context
-	dev    uint64
 	copied inodes
 }
 
 // dir completes a directory and those below it. It closes fd.
 func (w *walk) dir(fd, depth int) error {
-	f := os.NewFile(uintptr(fd), "directory")
-	defer f.Close()
+	defer unix.Close(fd)
 	if err := w.ctx.Err(); err != nil {
 		return context.Cause(w.ctx)
 	}
+	buf := make([]byte, 16<<10)
 	for {
-		names, err := f.Readdirnames(1024)
-		for _, name := range names {
-			if err := w.entry(fd, name, depth); err != nil {
-				return err
-			}
+		n, err := unix.ReadDirent(fd, buf)
+		if err != nil {
+			return os.NewSyscallError("readdir", err)
 		}
-		switch {
-		case errors.Is(err, io.EOF):
+		if n == 0 {
 			return nil
-		case err != nil:
-			return err
+		}
+		for rest := buf[:n]; len(rest) > 0; {
+			var e entry
+			e, rest = next(rest)
+			if err := w.entry(fd, e, depth); err != nil {
+				return &os.PathError{Op: "link", Path: e.name, Err: err}
+			}
 		}
 	}
 }
 
-func (w *walk) entry(dir int, name string, depth int) error {
+// An entry is a name in a directory.
+type entry struct {
+	inode uint64 // of a file from below: its number there
+	kind  byte
+	name  string
+}
+
+// next reads the next entry (struct linux_dirent64, getdents(2)), which the kernel wrote.
+func next(b []byte) (e entry, rest []byte) {
+	const head = 19 // inode u64, offset i64, length u16, type u8
+	length := int(binary.NativeEndian.Uint16(b[16:]))
+	name, _, _ := bytes.Cut(b[head:length], []byte{0})
+	return entry{inode: binary.NativeEndian.Uint64(b), kind: b[18], name: string(name)}, b[length:]
+}
+
+func (w *walk) entry(dir int, e entry, depth int) error {
+	if e.name == "." || e.name == ".." {
+		return nil
+	}
+	kind := e.kind
 	var st unix.Stat_t
-	if err := unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return &os.PathError{Op: "stat", Path: name, Err: err}
-	}
-	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		if st.Dev != w.dev || depth == maxDepth { // another file system is mounted there
-			return nil
+	found := w.copied.has(e.inode)
+	if found || w.copied.lookup && kind != unix.DT_DIR || kind == unix.DT_UNKNOWN {
+		if err := unix.Fstatat(dir, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return os.NewSyscallError("stat", err)
 		}
-		fd, err := reopen(dir, name)
-		if err != nil {
-			return &os.PathError{Op: "open", Path: name, Err: err}
-		}
-		return w.dir(fd, depth+1)
+		kind = byte(st.Mode & unix.S_IFMT >> 12)
 	}
-	if !w.copied.has(st.Ino) { // the others may be gone, and its link count 1
+	switch {
+	case kind == unix.DT_DIR && depth < maxDepth:
+		return w.enter(dir, e.name, depth)
+	case kind == unix.DT_DIR || !found:
 		return nil
 	}
 	// The change of a time to what it is makes the overlay link the name to the copy, of each type
 	// of file, also of a program that runs. It keeps the set-user-ID bit, which a change of the owner
 	// would not.
 	times := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, st.Mtim}
-	if err := unix.UtimesNanoAt(dir, name, times, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return &os.PathError{Op: "link", Path: name, Err: err}
+	return os.NewSyscallError("utimensat",
+		unix.UtimesNanoAt(dir, e.name, times, unix.AT_SYMLINK_NOFOLLOW))
+}
+
+// enter completes a subdirectory, unless another file system is mounted there: no call may reach
+// that, because a process that no longer runs may serve it.
+func (w *walk) enter(dir int, name string, depth int) error {
+	fd, err := unix.Openat2(dir, name, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS})
+	if err == unix.EXDEV {
+		return nil
+	} else if err != nil {
+		return os.NewSyscallError("open", err)
 	}
-	return nil
+	return w.dir(fd, depth+1)
 }
 
 // reopen opens the directory name in dir for reading.
