@@ -71,6 +71,35 @@ func (s *Store) Download(ctx context.Context, id turnstone.SandboxID, path, dest
 	return s.access().Download(ctx, id, path, dest, tell)
 }
 
+// A Copy is a copy of a file or folder.
+type Copy = access.Copy
+
+// CopyIn is Access.CopyIn.
+func (s *Store) CopyIn(ctx context.Context, id turnstone.SandboxID, what Copy) error {
+	return s.access().CopyIn(ctx, id, what)
+}
+
+// CopyOut is Access.CopyOut.
+func (s *Store) CopyOut(ctx context.Context, id turnstone.SandboxID, what Copy) error {
+	return s.access().CopyOut(ctx, id, what)
+}
+
+// Stat is Access.Stat.
+func (s *Store) Stat(ctx context.Context, id turnstone.SandboxID, path string) (
+	wire.FileSystemFileInfo, error) {
+	return s.access().Stat(ctx, id, path)
+}
+
+// Unpack is Access.Unpack.
+func (s *Store) Unpack(ctx context.Context, id turnstone.SandboxID, what Copy, r io.Reader) error {
+	return s.access().Unpack(ctx, id, what, r)
+}
+
+// Pack is Access.Pack.
+func (s *Store) Pack(ctx context.Context, id turnstone.SandboxID, what Copy, w io.Writer) error {
+	return s.access().Pack(ctx, id, what, w)
+}
+
 // WriteFile is Access.WriteFile.
 func (s *Store) WriteFile(ctx context.Context, id turnstone.SandboxID, path string,
 	r io.Reader) error {

@@ -74,9 +74,11 @@ type SandboxCommands interface {
 
 // SandboxFiles copies files into sandboxes and out of them.
 type SandboxFiles interface {
-	Upload(ctx context.Context, id turnstone.SandboxID, src, dest string) error
-	Download(ctx context.Context, id turnstone.SandboxID, path, dest string,
-		tell func(string)) error
+	Stat(ctx context.Context, id turnstone.SandboxID, path string) (wire.FileSystemFileInfo, error)
+	CopyIn(ctx context.Context, id turnstone.SandboxID, what sandboxes.Copy) error
+	CopyOut(ctx context.Context, id turnstone.SandboxID, what sandboxes.Copy) error
+	Unpack(ctx context.Context, id turnstone.SandboxID, what sandboxes.Copy, r io.Reader) error
+	Pack(ctx context.Context, id turnstone.SandboxID, what sandboxes.Copy, w io.Writer) error
 	WriteFile(ctx context.Context, id turnstone.SandboxID, path string, r io.Reader) error
 	ReadFile(ctx context.Context, id turnstone.SandboxID, path string, w io.Writer) error
 }
