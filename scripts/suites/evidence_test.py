@@ -13,7 +13,6 @@ import json
 import pathlib
 import re
 import subprocess
-import sys
 
 from cryptography.hazmat.primitives.serialization import load_pem_public_key, load_ssh_public_key
 from google.protobuf.json_format import Parse
@@ -23,9 +22,7 @@ from in_toto_attestation.v1.statement_pb2 import Statement as Message
 from securesystemslib.dsse import Envelope
 from securesystemslib.signer import SSlibKey
 from sigstore import dsse
-from sigstore.models import Bundle
-
-PAYLOAD = "application/vnd.in-toto+json"
+from sigstore.models import Bundle, InvalidBundle
 
 
 def read(name):
@@ -75,7 +72,7 @@ def ssl_keys(evidence, of=None):
 
 def securesystemslib(evidence, of=None):
     found = ssl_keys(evidence, of)
-    assert len(Envelope.from_dict(evidence).verify(found, len(found))) == len(evidence["signatures"])
+    assert len(Envelope.from_dict(copy.deepcopy(evidence)).verify(found, len(found))) == len(evidence["signatures"])
 
 
 def in_toto_attestation(evidence):
@@ -83,9 +80,9 @@ def in_toto_attestation(evidence):
 
 
 def in_toto(evidence, of=None):
-    signed = InTotoEnvelope.from_dict(evidence)
+    signed = InTotoEnvelope.from_dict(copy.deepcopy(evidence))
     for key in ssl_keys(evidence, of):
-        signed.verify_signature(key)
+        signed.verify_signature({"keyid": key.keyid, **key.to_dict()})
     return signed
 
 
@@ -108,8 +105,83 @@ def python():
     refuses("in-toto: a payload that is no layout and no link", in_toto(node).get_payload)
     text = hashlib.sha256(read("both.text")).hexdigest()
     assert json.loads(payload(both))["subject"][0]["digest"] == {"sha256": text}
+    try:
+        Bundle.from_json(read("node.sigstore"))
+    except InvalidBundle as e:
+        assert "expected certificate" in str(e), e
+    else:
+        raise SystemExit("sigstore: a bundle without a certificate is not refused")
     for name in "securesystemslib", "in-toto", "in-toto-attestation", "sigstore":
         yield name, importlib.metadata.version(name)
 
 
-print(dict(python()))
+def javascript(program, modules):
+    yield from (line.split() for line in succeeds("node", program, modules).splitlines())
+
+
+def succeeds(*argv):
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise SystemExit(f"{argv}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def fails(why, *argv):
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode == 0 or why not in done.stdout + done.stderr:
+        raise SystemExit(f"{argv} does not fail because of {why!r}: {done.stdout}{done.stderr}")
+
+
+def sigstore_go(program):
+    digest = hashlib.sha256(read("both.text")).hexdigest()
+    node, caller = (read(f"{role}.pub").decode().strip() for role in ("node", "caller"))
+    succeeds(program, "both.sigstore", node, digest)
+    fails("", program, "both.sigstore", caller, digest)
+    fails("", program, "both.sigstore", node, hashlib.sha256(b"").hexdigest())
+
+
+def cosign(program):
+    kind = json.loads(payload(envelope("both.dsse")))["predicateType"]
+    check = [program, "verify-blob-attestation", "--bundle", "both.sigstore", "--insecure-ignore-tlog", "--type", kind]
+    succeeds(*check, "--key", "node.pem", "both.text")
+    fails("", *check, "--key", "caller.pem", "both.text")
+    fails("", *check, "--key", "node.pem", "node.text")
+
+
+def slsa_verifier(program):
+    fails("", program, "verify-artifact", "both.text", "--provenance-path", "both.sigstore", "--source-uri",
+          "turnstone.dev/turnstone")
+
+
+GO = {"sigstore": ("sigstore-go", sigstore_go), "cosign": ("cosign", cosign),
+      "slsa-verifier": ("slsa-verifier", slsa_verifier)}
+
+
+def golang(tools, programs):
+    """The verifiers in Go that were built, and the versions of all of them."""
+    for tool, (name, check) in GO.items():
+        module = re.search(rf"\b(github\.com/[^/]+/{name}(?:/v\d+)?) v(\S+)", (tools / tool / "go.mod").read_text())
+        if tool in programs:
+            check(programs[tool])
+        yield name, module[2]
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--docs", type=pathlib.Path)
+    p.add_argument("--tools", type=pathlib.Path)
+    p.add_argument("--javascript")
+    p.add_argument("--modules")
+    p.add_argument("programs", nargs="*")
+    a = p.parse_args()
+    programs = dict(one.split("=", 1) for one in a.programs)
+    ran = dict([*python(), *javascript(a.javascript, a.modules), *golang(a.tools, programs)])
+    table = dict(re.findall(r"^\| `([^` ]+)` ([0-9][^ ]*) \|", a.docs.read_text(), re.M))
+    if ran != table:
+        raise SystemExit(f"{a.docs.name} has {table}, and there are {ran}")
+    for name, version in ran.items():
+        left = name in (n for t, (n, _) in GO.items() if t not in programs)
+        print(name, version, "not built" if left else "as documented")
+
+
+main()

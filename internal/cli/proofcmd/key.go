@@ -194,19 +194,19 @@ func (c *keyShowCmd) Run(a *cli.App) error {
 	})
 }
 
-// lines returns the keys in the form that is asked for.
+// lines returns the lines of the keys in the form that is asked for.
 func (c *keyShowCmd) lines(entries []key.Entry) (lines []string, err error) {
 	for _, e := range entries {
-		line := e.Line()
+		text := e.Line()
 		switch {
 		case c.Pub:
-			line = e.Key.String()
+			text = e.Key.String()
 		case c.PEM:
-			if line, err = e.Key.PEM(); err != nil {
+			if text, err = e.Key.PEM(); err != nil {
 				return nil, err
 			}
 		}
-		lines = append(lines, strings.TrimSuffix(line, "\n"))
+		lines = append(lines, strings.Split(strings.TrimSuffix(text, "\n"), "\n")...)
 	}
 	return lines, nil
 }
