@@ -12,7 +12,6 @@ import (
 	"syscall"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/lazyregexp"
 	"turnstone.dev/turnstone/internal/tarfiles"
@@ -119,7 +118,7 @@ func (c *sandboxCpCmd) Run(a *cli.App) error {
 			return err
 		}
 		one := copying{SandboxFiles: s, app: a, id: i.ID, owners: c.Archive}
-		if cwd := cmp.Or(i.Workdir, document.DefaultCwd); src.sandbox != "" {
+		if cwd := cmp.Or(i.Workdir, defaultWorkdir); src.sandbox != "" {
 			err = one.out(ctx, below(cwd, src.path), dst)
 		} else {
 			err = one.in(ctx, src, below(cwd, dst.path))
@@ -143,6 +142,9 @@ func below(cwd, p string) string {
 	}
 	return strings.TrimRight(cwd, "/") + "/" + p
 }
+
+// defaultWorkdir is the working directory of sandboxes of earlier versions, which do not say theirs.
+const defaultWorkdir = "/workspace"
 
 // A copying copies files in and out of a sandbox.
 type copying struct {
