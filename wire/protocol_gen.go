@@ -2197,6 +2197,10 @@ type FileSystemPackParams struct {
 	Path string `json:"path"`
 	// Carries the tar stream.
 	Stream StreamID `json:"stream"`
+	// Send files with holes in GNU's sparse format 0.1 for PAX; default: holes are zeros.
+	Holes bool `json:"holes,omitempty"`
+	// Send the numbers of users and groups; default: 0.
+	Owners bool `json:"owners,omitempty"`
 }
 
 func (p *FileSystemPackParams) streams() (receive, send []StreamID) {
@@ -2219,6 +2223,9 @@ type FileSystemUnpackParams struct {
 	Dest string `json:"dest"`
 	// Carries the tar stream.
 	Stream StreamID `json:"stream"`
+	// Set owners to the users and groups of the stream, by numbers; default: new files belong
+	// to the sandbox's user in its own directories, otherwise to root.
+	Owners bool `json:"owners,omitempty"`
 }
 
 func (p *FileSystemUnpackParams) streams() (receive, send []StreamID) {
@@ -2230,8 +2237,9 @@ func (p *FileSystemUnpackParams) streams() (receive, send []StreamID) {
 
 // FileSystemUnpack calls FileSystem.unpack. Unpacks a tar stream. If the destination is a
 // directory, or ends in "/" (it is then created if missing), the contents go below it.
-// Otherwise the destination's name replaces the stream's single top-level name. The
-// answer arrives when everything is written.
+// Otherwise the destination's name replaces the stream's single top-level name. Files
+// with holes may come in GNU's sparse formats. The answer arrives when everything is
+// written.
 func (c *Conn) FileSystemUnpack(ctx context.Context, p *FileSystemUnpackParams) error {
 	return c.Call(ctx, MethodFileSystemUnpack, p, nil)
 }
@@ -2279,8 +2287,8 @@ type FileSystemServer interface {
 	Pack(ctx context.Context, c *Conn, p *FileSystemPackParams) error
 	// Unpacks a tar stream. If the destination is a directory, or ends in "/" (it is then
 	// created if missing), the contents go below it. Otherwise the destination's name
-	// replaces the stream's single top-level name. The answer arrives when everything is
-	// written.
+	// replaces the stream's single top-level name. Files with holes may come in GNU's sparse
+	// formats. The answer arrives when everything is written.
 	Unpack(ctx context.Context, c *Conn, p *FileSystemUnpackParams) error
 }
 

@@ -79,7 +79,7 @@ func (s *settings) test(changed []string) [][]part {
 	soak := s.goTest("soak", []string{"cmd/turn"}, "-run", "^TestSoak$")
 	suites := part{name: "suites", argv: []string{"scripts/test-suites"}, env: []string{"TURN_TEST_BROWSER=1"},
 		inputs: []string{"bin/turn", "bin/turn-server", "bin/runsc", "scripts", "sdk", "docs", "internal/ui/web",
-			"internal/kube", "cmd/turn-operator", "wire/protocol.json"}}
+			"internal/kube", "cmd/turn-operator", "wire/protocol.json", "internal/proof/testdata"}}
 	kube := s.goTest("kubernetes", s.kubernetes(), "-p", "1")
 	shim := s.goTest("shim", nil, "./...")
 	shim.dir, shim.env = "shim", append(shim.env, "CGO_ENABLED=0")
@@ -125,7 +125,8 @@ func (s *settings) again(ctx context.Context) ([][]part, error) {
 		soak := s.goTest("soak", []string{"cmd/turn"}, "-run", "^TestSoak$")
 		soak.env = append(soak.env, "TURN_SOAK_FOR=5m")
 		race = append(append(race, full...), soak, part{name: "staticcheck", argv: []string{"scripts/staticcheck"}},
-			part{name: "clients built", argv: []string{"scripts/cross", "--build"}})
+			part{name: "clients built", argv: []string{"scripts/cross", "--build"}},
+			part{name: "verifiers", argv: []string{"scripts/test-suites", "evidence"}, env: []string{"TURN_TEST_FULL=1"}})
 	}
 	return [][]part{race, others}, nil
 }

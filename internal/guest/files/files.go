@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/sparse"
 	"turnstone.dev/turnstone/internal/tarfiles"
 	"turnstone.dev/turnstone/wire"
 )
@@ -359,8 +360,8 @@ func replaceFile(ctx context.Context, at Place, content io.Reader,
 			_ = unix.Unlinkat(at.Dir, temp, 0)
 		}
 	}()
-	if n, err = io.CopyBuffer(struct{ io.Writer }{file}, struct{ io.Reader }{content},
-		make([]byte, wire.MaxChunk)); err != nil {
+	out := sparse.Writer{File: file} // what is brought in may have holes, which come as zeros
+	if n, err = out.CopyFrom(content, make([]byte, wire.MaxChunk)); err != nil {
 		return n, err
 	}
 	if ctx.Err() != nil {
