@@ -46,6 +46,15 @@ func textResult(uri, kind, text string) *mcp.ReadResourceResult {
 		Text: text}}}
 }
 
+// dataResult returns a text of a kind, or bytes that are none.
+func dataResult(uri, kind string, b []byte) *mcp.ReadResourceResult {
+	if utf8.Valid(b) {
+		return textResult(uri, kind, string(b))
+	}
+	return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{{URI: uri,
+		MIMEType: "application/octet-stream", Blob: b}}}
+}
+
 // An address is a parsed address of a resource.
 type address struct{ kind, turn, path string }
 
@@ -88,10 +97,11 @@ func parseURI(uri string) (a address, err error) {
 
 // read answers the read of a resource.
 func (d *Door) read(ctx context.Context, r *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
-	c, err := d.connection(ctx, r.Session, r.Extra)
+	c, leave, err := d.enter(ctx, r.Session, r.Extra)
 	if err != nil {
 		return nil, err
 	}
+	defer leave()
 	res, err := c.read(ctx, r.Params.URI)
 	switch {
 	case turnstone.KindOf(err) == turnstone.KindNotFound:
@@ -109,13 +119,13 @@ func (c *connection) read(ctx context.Context, uri string) (*mcp.ReadResourceRes
 		return nil, err
 	}
 	if scheme+a.kind == outputsURI {
-		text, err := c.kept.get(uri)
+		b, err := c.kept.get(uri)
 		if err != nil {
 			return nil, err
 		}
-		return textResult(uri, "text/plain", text), nil
+		return dataResult(uri, "text/plain", b), nil
 	}
-	ref, err := c.target("", "").ref(a.turn)
+	ref, err := c.target("", "").ref("the turn", a.turn)
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +137,7 @@ func (c *connection) read(ctx context.Context, uri string) (*mcp.ReadResourceRes
 		if len(text) > maxResource {
 			return nil, tooLarge("the receipt")
 		}
-		return textResult(uri, markdown, strings.ToValidUTF8(string(text), "\uFFFD")), nil
+		return dataResult(uri, markdown, text), nil
 	}
 	return c.readState(ctx, uri, ref, a.path)
 }
@@ -149,11 +159,7 @@ func (c *connection) readState(ctx context.Context, uri, ref, name string) (
 	if err != nil {
 		return nil, err
 	}
-	if utf8.Valid(b) {
-		return textResult(uri, "text/plain", string(b)), nil
-	}
-	return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{{URI: uri,
-		MIMEType: "application/octet-stream", Blob: b}}}, nil
+	return dataResult(uri, "text/plain", b), nil
 }
 
 func tooLarge(what string) error {
