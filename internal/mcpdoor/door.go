@@ -22,6 +22,9 @@ type Options struct {
 	// the session that they continue. nil: there are connections.
 	Party func(token *auth.TokenInfo) Party
 	Idle  time.Duration // how long a party and its sandboxes may be silent
+	// MaxResource bounds a resource in bytes of JSON, for clients that take no longer message; 0: it is
+	// not bounded.
+	MaxResource int
 	// Versions are the versions of the protocol that are offered; empty: all.
 	Versions []string
 	Log      *slog.Logger // gets no contents and no credentials

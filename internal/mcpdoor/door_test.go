@@ -209,12 +209,19 @@ func connect(t *testing.T, p *place, told func(string)) (*mcp.ClientSession, *mc
 func connectOver(t *testing.T, p *place, near, far mcp.Transport, told func(string)) (
 	*mcp.ClientSession, *mcpdoor.Door) {
 	t.Helper()
-	d := mcpdoor.New(mcpdoor.Options{Log: slog.New(slog.DiscardHandler),
-		Open: func(context.Context, *auth.TokenInfo) (mcpdoor.Place, error) {
-			return mcpdoor.Place{Turns: p, Sandboxes: p, Session: "s",
-				Hide:  func(s string) string { return strings.ReplaceAll(s, "/home/me/state", "$HOME") },
-				Close: func() error { close(p.closed); return nil }}, nil
-		}})
+	return connectTo(t, p, near, far, mcpdoor.Options{}, told)
+}
+
+func connectTo(t *testing.T, p *place, near, far mcp.Transport, o mcpdoor.Options, told func(string)) (
+	*mcp.ClientSession, *mcpdoor.Door) {
+	t.Helper()
+	o.Log = slog.New(slog.DiscardHandler)
+	o.Open = func(context.Context, *auth.TokenInfo) (mcpdoor.Place, error) {
+		return mcpdoor.Place{Turns: p, Sandboxes: p, Session: "s",
+			Hide:  func(s string) string { return strings.ReplaceAll(s, "/home/me/state", "$HOME") },
+			Close: func() error { close(p.closed); return nil }}, nil
+	}
+	d := mcpdoor.New(o)
 	if _, err := d.Server().Connect(t.Context(), far, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -584,6 +591,26 @@ func TestResources(t *testing.T) {
 		"turn://outputs/1", "turn://receipts/", "turn://receipts/a%00b", "turn://files/t_1/a%00b", "turn://receipts/%zz"} {
 		if _, err := s.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri}); err == nil {
 			t.Errorf("%s was read", uri)
+		}
+	}
+}
+
+// TestMaxResource: a resource that is longer as JSON than a message may be is an error, and the
+// connection goes on.
+func TestMaxResource(t *testing.T) {
+	p := newPlace()
+	near, far := mcp.NewInMemoryTransports()
+	s, _ := connectTo(t, p, near, far, mcpdoor.Options{MaxResource: 1000}, nil)
+	for _, c := range []struct {
+		receipt string
+		fits    bool
+	}{{strings.Repeat("x", 850), true}, {strings.Repeat("x", 1000), false}, {strings.Repeat("\n", 490), false},
+		{strings.Repeat("\x00", 160), false}, {strings.Repeat("\xff", 600), true}, {strings.Repeat("\xff", 750), false}} {
+		p.receipt = c.receipt
+		r, err := s.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: "turn://receipts/t_1"})
+		if c.fits && (err != nil || len(r.Contents[0].Text)+len(r.Contents[0].Blob) != len(c.receipt)) ||
+			!c.fits && (err == nil || !strings.Contains(err.Error(), "as JSON")) {
+			t.Errorf("%d of %q: %v", len(c.receipt), c.receipt[:1], err)
 		}
 	}
 }

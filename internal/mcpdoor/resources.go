@@ -2,6 +2,8 @@ package mcpdoor
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"io"
 	"net/url"
 	"strings"
@@ -103,14 +105,30 @@ func (d *Door) read(ctx context.Context, r *mcp.ReadResourceRequest) (*mcp.ReadR
 	}
 	defer leave()
 	res, err := c.read(ctx, r.Params.URI)
+	if err == nil {
+		err = d.bounded(res)
+	}
 	switch {
 	case turnstone.KindOf(err) == turnstone.KindNotFound:
 		return nil, mcp.ResourceNotFoundError(r.Params.URI)
-	case err != nil && c.place.Hide != nil:
-		return nil, turnstone.Errorf("mcp.read", turnstone.KindOf(err), "the resource", "%s",
-			c.place.Hide(err.Error()))
+	case err != nil:
+		return nil, errors.New(explain(err, c.place.Hide))
 	}
 	return res, err
+}
+
+// bounded reports a resource that is longer as JSON than the client takes.
+func (d *Door) bounded(r *mcp.ReadResourceResult) error {
+	if d.o.MaxResource == 0 {
+		return nil
+	}
+	b, err := json.Marshal(r)
+	if err != nil || len(b) <= d.o.MaxResource {
+		return err
+	}
+	return turnstone.Errorf("mcp.read", turnstone.KindExhausted, "the resource", "has %s as JSON, and "+
+		"a message has at most %s", turnstone.Bytes(len(b)), turnstone.Bytes(d.o.MaxResource)).
+		WithHint(readParts)
 }
 
 func (c *connection) read(ctx context.Context, uri string) (*mcp.ReadResourceResult, error) {
@@ -164,5 +182,7 @@ func (c *connection) readState(ctx context.Context, uri, ref, name string) (
 
 func tooLarge(what string) error {
 	return turnstone.Errorf("mcp.read", turnstone.KindExhausted, what, "has more than %s",
-		turnstone.Bytes(maxResource)).WithHint("read parts with read_file")
+		turnstone.Bytes(maxResource)).WithHint(readParts)
 }
+
+const readParts = "read parts with read_file"

@@ -89,8 +89,14 @@ func (d *Door) failure(c *connection, err error) *mcp.CallToolResult {
 	return failed(err, c.place.Hide)
 }
 
-// failed returns an error as a model reads it: what failed, and what to do.
+// failed returns an error as the result of a call.
 func failed(err error, hide func(string) string) *mcp.CallToolResult {
+	return &mcp.CallToolResult{IsError: true,
+		Content: []mcp.Content{&mcp.TextContent{Text: explain(err, hide)}}}
+}
+
+// explain returns an error as a model reads it: what failed, and what to do.
+func explain(err error, hide func(string) string) string {
 	text := err.Error()
 	if hint := turnstone.HintOf(err); hint != "" {
 		text += "\nhint: " + hint
@@ -98,8 +104,7 @@ func failed(err error, hide func(string) string) *mcp.CallToolResult {
 	if hide != nil {
 		text = hide(text)
 	}
-	return &mcp.CallToolResult{IsError: true,
-		Content: []mcp.Content{&mcp.TextContent{Text: cut(text, maxError)}}}
+	return cut(text, maxError)
 }
 
 // need returns the error of a missing argument, or nil.

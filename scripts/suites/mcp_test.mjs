@@ -52,7 +52,13 @@ for (const [name, door] of Object.entries(doors)) {
       assert.equal(whole, '<'.repeat(1_000_000))
       const { turn } = await call(client, 'snapshot', { session })
       for (const n of [1048000, 1048576, 5000000, 8388608]) {
-        const r = await client.readResource({ uri: `turn://files/${turn}/workspace/f${n}` }, options)
+        const uri = `turn://files/${turn}/workspace/f${n}`
+        if (name.includes('stdio') && n * 2 > 10 << 20) {
+          // these clients end the connection at a longer message
+          await assert.rejects(client.readResource({ uri }, options), /16[.0-9]* MiB as JSON/)
+          continue
+        }
+        const r = await client.readResource({ uri }, options)
         assert.equal(r.contents[0].text, '\n'.repeat(n))
       }
       const bytes = await client.readResource({ uri: `turn://files/${turn}/workspace/bytes` }, options)
