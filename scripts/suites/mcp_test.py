@@ -190,8 +190,8 @@ def test_large(door):
             turn = (await call(client, "snapshot"))["turn"]
             for n in sizes:
                 for kind in ["x", "lines"]:
-                    if door is stdio and kind == "lines" and 2 * n > 10 * 2**20:
-                        with pytest.raises(Exception, match="MiB as JSON"):
+                    if door is stdio and kind == "lines" and 2 * n >= 10 * 2**20:
+                        with pytest.raises(Exception, match="as JSON, and a message has at most"):
                             await client.read_resource(f"turn://files/{turn}/workspace/{kind}{n}")
                         continue
                     r = await client.read_resource(f"turn://files/{turn}/workspace/{kind}{n}")
