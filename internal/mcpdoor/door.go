@@ -55,8 +55,10 @@ func New(o Options) *Door {
 	}
 	d.calls, d.cancel = context.WithCancel(context.Background())
 	d.server = mcp.NewServer(&mcp.Implementation{Name: "turnstone", Version: turnstone.Version},
-		&mcp.ServerOptions{Instructions: text, Capabilities: &mcp.ServerCapabilities{},
-			SupportedProtocolVersions: o.Versions})
+		// the lists never change, and a client that waits for it holds a stream
+		&mcp.ServerOptions{Instructions: text, Capabilities: &mcp.ServerCapabilities{
+			Tools: &mcp.ToolCapabilities{}, Prompts: &mcp.PromptCapabilities{},
+			Resources: &mcp.ResourceCapabilities{}}, SupportedProtocolVersions: o.Versions})
 	d.addTools()
 	d.addResources()
 	d.addPrompts()
