@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"strings"
 	"sync"
 	"time"
 
@@ -11,7 +12,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/brief"
-	"turnstone.dev/turnstone/internal/template"
 	"turnstone.dev/turnstone/sandboxes"
 	"turnstone.dev/turnstone/sandboxes/access"
 )
@@ -325,9 +325,16 @@ func (c *connection) create(ctx context.Context, t target, image string, tell fu
 	return i.ID, err
 }
 
+// shortImage returns an image of a registry as people write it: without its digest and the names that
+// Docker adds.
+func shortImage(image string) string {
+	name, _, _ := strings.Cut(image, "@")
+	return strings.TrimPrefix(strings.TrimPrefix(name, "docker.io/"), "library/")
+}
+
 // hasImage reports a sandbox of another image.
 func hasImage(i sandboxes.Info, image string) error {
-	if image == "" || template.SameImage(image, i.Image) {
+	if image == "" || image == i.Image || shortImage(image) == shortImage(i.Image) {
 		return nil
 	}
 	return turnstone.Errorf("mcp.sandbox", turnstone.KindInvalid, "image "+brief.Subject(image),

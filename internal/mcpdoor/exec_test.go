@@ -21,6 +21,19 @@ func TestImage(t *testing.T) {
 	if got := strings.Join(p.noted(), "; "); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
+	p.mu.Lock()
+	for id := range p.images {
+		p.images[id] = "docker.io/library/" + p.images[id] + ":3@sha256:0011"
+	}
+	p.mu.Unlock()
+	for _, image := range []string{"nodejs:3", "docker.io/library/nodejs:3", "library/nodejs:3", "nodejs:3@sha256:0011"} {
+		call(t, s, "exec", map[string]any{"command": "x", "image": image})
+	}
+	p.mu.Lock()
+	for id := range p.images {
+		p.images[id] = "nodejs"
+	}
+	p.mu.Unlock()
 	r, err := s.CallTool(t.Context(), &mcp.CallToolParams{Name: "exec",
 		Arguments: map[string]any{"command": "five", "image": "python"}})
 	if err != nil || !r.IsError || !strings.Contains(text(r), "image python: the session's sandbox is of nodejs") {
