@@ -39,11 +39,13 @@ type Node interface {
 type Found struct {
 	Tenant string
 	Info   sandboxes.Info
-	Open   func(ctx context.Context) (io.ReadWriteCloser, error)              // to its agent
-	Dial   func(ctx context.Context, port uint16) (io.ReadWriteCloser, error) // to a port
-	Commit func(ctx context.Context) error                                    // its work as a turn
+	Open   func(ctx context.Context) (io.ReadWriteCloser, error)    // to its agent
+	Dial   func(ctx context.Context, port uint16) (net.Conn, error) // to a port
+	Commit func(ctx context.Context) error                          // its work as a turn
 	// Discard ends it without a turn.
 	Discard func(ctx context.Context) error
+
+	gone func(ctx context.Context) bool // see Door.gone; nil: it is not
 }
 
 // runs reports whether the sandbox answers.
@@ -62,7 +64,8 @@ type Options struct {
 	// the context when the token ends.
 	Verifier auth.Verifier
 	Begin    func(context.Context, auth.Principal) (context.Context, func(), error)
-	// Domain is the domain below which PORT-ID names the port of a sandbox; empty: none.
+	// Domain is the domain below which PORT-ID names the port of a sandbox, and clients are told: with a
+	// port if their URLs need one.
 	Domain string
 	// Sessions gives each new sandbox a session of its own, unless it names one.
 	Sessions bool
@@ -138,22 +141,25 @@ func (d *Door) target(r *http.Request) (id turnstone.SandboxID, port uint16, ok 
 		}
 		return turnstone.SandboxID(name), uint16(n), true
 	}
-	host := r.Host
-	if name, _, err := net.SplitHostPort(host); err == nil {
-		host = name
-	}
-	label, domain, _ := strings.Cut(host, ".")
+	label, domain, _ := strings.Cut(withoutPort(r.Host), ".")
 	number, name, found := strings.Cut(label, "-")
 	n, err := strconv.ParseUint(number, 10, 16)
-	if !found || err != nil || n == 0 || d.o.Domain == "" || !strings.EqualFold(domain, d.o.Domain) {
+	if !found || err != nil || n == 0 || !strings.EqualFold(domain, withoutPort(d.o.Domain)) {
 		return "", 0, false
 	}
 	return turnstone.SandboxID(strings.ToLower(name)), uint16(n), true
 }
 
+func withoutPort(host string) string {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		return name
+	}
+	return host
+}
+
 // notFound is the answer that clients take for the end of a sandbox.
 func notFound(w http.ResponseWriter, id turnstone.SandboxID) {
-	envd.Refuse(w, http.StatusBadGateway, "The sandbox "+string(id)+" was not found")
+	envd.Refuse(w, http.StatusBadGateway, envd.NotFound(id))
 }
 
 // serveSandbox answers a request to a sandbox. Whether a sandbox exists is told to those alone who
@@ -260,10 +266,12 @@ func (d *Door) serveLink(w http.ResponseWriter, r *http.Request) {
 
 // find returns a sandbox that was made at the door.
 func (d *Door) find(id turnstone.SandboxID) (Found, error) {
-	return d.o.Node.Find(id, func(tenant string) (channel.PublicKey, error) {
+	f, err := d.o.Node.Find(id, func(tenant string) (channel.PublicKey, error) {
 		pair, err := d.o.Key.Client(tenant)
 		return pair.Public, err
 	})
+	f.gone = func(ctx context.Context) bool { return d.gone(ctx, id) }
+	return f, err
 }
 
 // serveDaemon answers a request to the daemon of a sandbox.
@@ -272,5 +280,36 @@ func (d *Door) serveDaemon(w http.ResponseWriter, r *http.Request, f Found) {
 }
 
 func boxOf(f Found) *envd.Box {
-	return &envd.Box{ID: f.Info.ID, Tenant: f.Tenant, User: f.Info.User, Workdir: f.Info.Workdir, Open: f.Open}
+	return &envd.Box{ID: f.Info.ID, Tenant: f.Tenant, User: f.Info.User, Workdir: f.Info.Workdir, Open: f.Open,
+		Gone: f.gone}
+}
+
+// How long a sandbox that was lost may keep its work before its end is known, and the time between
+// two looks.
+const (
+	settleTime  = 2 * time.Minute
+	settlePause = 50 * time.Millisecond
+)
+
+// gone reports whether a sandbox that did not answer has ended, or is paused. One that answers again was
+// forked, or its work was kept.
+func (d *Door) gone(ctx context.Context, id turnstone.SandboxID) bool {
+	ctx, cancel := context.WithTimeout(ctx, settleTime)
+	defer cancel()
+	for {
+		f, err := d.find(id)
+		if turnstone.KindOf(err) == turnstone.KindNotFound || err == nil && !f.runs() {
+			return true
+		}
+		if err == nil {
+			if _, err = envd.Measure(envd.NewContext(ctx, boxOf(f))); err == nil {
+				return false
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(settlePause):
+		}
+	}
 }

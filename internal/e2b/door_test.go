@@ -47,6 +47,9 @@ type world struct {
 	tenants map[string]string
 	proved  int // calls with a good proof
 	limits  map[string]time.Duration
+	conns   []net.Conn // to the agent
+	looks   chan string
+	refuse  func(id string) error // refuses connections to the agent; nil: nobody does
 }
 
 func (g *world) Name() string                  { return "n1" }
@@ -73,13 +76,26 @@ func (g *world) arrive(*http.Request) error {
 func (g *world) Find(id turnstone.SandboxID, owner func(string) (channel.PublicKey, error)) (e2b.Found, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	select {
+	case g.looks <- string(id):
+	default:
+	}
 	for _, s := range g.all {
 		if s.SandboxId != string(id) || s.Metadata["owner"] == "other" {
 			continue
 		}
 		open := func(context.Context) (io.ReadWriteCloser, error) {
+			g.mu.Lock()
+			refuse := g.refuse
+			g.mu.Unlock()
+			if refuse != nil {
+				return nil, refuse(string(id))
+			}
 			near, far := net.Pipe()
 			g.agent.ServeConn(far)
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.conns = append(g.conns, near)
 			return near, nil
 		}
 		return e2b.Found{Tenant: g.tenants[s.SandboxId], Open: open,
