@@ -122,8 +122,9 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case toSandbox:
 		d.serveSandbox(w, r, id, port)
-	case r.URL.Path == "/files" && r.URL.Query().Get("signature") != "":
-		d.serveLink(w, r)
+	case r.URL.Path == "/files" && r.URL.Query().Get("signature") != "",
+		r.Header.Get(daemonHeader) != "" && r.Header.Get(apiHeader) == "":
+		d.serveUnnamed(w, r)
 	default:
 		d.api.ServeHTTP(w, r)
 	}
@@ -138,6 +139,9 @@ func (d *Door) target(r *http.Request) (id turnstone.SandboxID, port uint16, ok 
 		n, err := strconv.ParseUint(r.Header.Get(portHeader), 10, 16)
 		if err != nil {
 			n = daemonPort
+		}
+		if n == daemonPort && strings.HasPrefix(r.URL.Path, "/sandboxes/") {
+			return "", 0, false // clients up to 2.27 name the sandbox that they connect to the API too
 		}
 		return turnstone.SandboxID(name), uint16(n), true
 	}
@@ -190,6 +194,12 @@ func (d *Door) serveSandbox(w http.ResponseWriter, r *http.Request, id turnstone
 	ctx, cancel := d.during(r)
 	defer cancel()
 	r = r.WithContext(ctx)
+	defer func() {
+		if cut := recover(); cut != nil {
+			cutOff(r)
+			panic(cut)
+		}
+	}()
 	switch port {
 	case daemonPort:
 		d.serveDaemon(w, r, f)
@@ -243,23 +253,27 @@ func linkOf(r *http.Request) (pass.Link, bool) {
 	return l, l.Signature != ""
 }
 
-// serveLink answers a signed link that does not name its sandbox, as clients make it that were told
-// one address for all sandboxes: only one sandbox's token fits.
-func (d *Door) serveLink(w http.ResponseWriter, r *http.Request) {
+// serveUnnamed answers a request to a daemon that does not name its sandbox, as clients make signed links,
+// and those up to 2.27 all requests to a sandbox that they have connected to, if they were told one address
+// for all sandboxes: only one sandbox's token fits.
+func (d *Door) serveUnnamed(w http.ResponseWriter, r *http.Request) {
 	if d.o.Arrive != nil { // to find the sandbox, all of the node are read
 		if err := d.o.Arrive(r); err != nil {
 			d.refuse(w, err)
 			return
 		}
 	}
-	if link, ok := linkOf(r); ok {
-		now := time.Now()
-		for _, id := range d.o.Node.IDs(r.Context()) {
-			if d.o.Key.IsSigned(id, link, now) {
-				d.serveSandbox(w, r, id, daemonPort)
-				return
-			}
+	link, signed := linkOf(r)
+	token, now := r.Header.Get(daemonHeader), time.Now()
+	for _, id := range d.o.Node.IDs(r.Context()) {
+		if token != "" && d.o.Key.IsDaemon(id, token) || signed && d.o.Key.IsSigned(id, link, now) {
+			d.serveSandbox(w, r, id, daemonPort)
+			return
 		}
+	}
+	if token != "" { // perhaps of a sandbox that has ended, whose callers see no other difference
+		envd.Refuse(w, http.StatusBadGateway, "The sandbox was not found")
+		return
 	}
 	envd.Refuse(w, http.StatusUnauthorized, "unauthorized: the signature is not valid, or has expired")
 }
