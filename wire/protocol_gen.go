@@ -736,6 +736,8 @@ func (c *Conn) SandboxAddSecrets(ctx context.Context, p *SandboxAddSecretsParams
 type SandboxConnectParams struct {
 	// 1 to 65535.
 	Port int64 `json:"port"`
+	// Where nothing listens at that address, or there is none: at 127.0.0.1, then at ::1.
+	Loopback bool `json:"loopback,omitempty"`
 	// Carries bytes to the port.
 	In StreamID `json:"in"`
 	// Carries bytes from the port.
@@ -1055,6 +1057,8 @@ type ProcessExit struct {
 	ExitCode int64 `json:"exitCode"`
 	// The signal's name, such as SIGKILL.
 	Signal string `json:"signal,omitempty"`
+	// The signal has left a core dump.
+	CoreDumped bool `json:"coreDumped,omitempty"`
 	// A memory limit killed a process of the process tree.
 	OOMKilled bool `json:"oomKilled,omitempty"`
 	// The sandbox's disk was full.
@@ -1966,6 +1970,8 @@ type FileSystemFileInfo struct {
 	Modified string `json:"modified"`
 	// The symlink's target.
 	Target string `json:"target,omitempty"`
+	// The path without symlinks, if it differs. Only stat returns it, unless follow is false.
+	Resolved string `json:"resolved,omitempty"`
 }
 
 // FileSystemChangeKind: The kind of change.

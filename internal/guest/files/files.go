@@ -98,7 +98,20 @@ func (f *Files) Stat(_ context.Context, _ *wire.Conn,
 	if info.Type == wire.FileSystemFileInfoTypeSymlink {
 		info.Target, _ = readlinkat(fd, "")
 	}
+	if flags&unix.O_NOFOLLOW == 0 {
+		info.Resolved = f.resolved(fd, info.Path)
+	}
 	return &wire.FileSystemStatResult{File: info}, nil
+}
+
+// resolved returns the path of an open file as the kernel knows it, "" if that is name.
+func (f *Files) resolved(fd int, name string) string {
+	at, err := os.Readlink(f.procFD(fd))
+	at, inside := strings.CutPrefix(at, strings.TrimSuffix(f.chroot, "/"))
+	if err != nil || !inside || !path.IsAbs(at) || at == name {
+		return ""
+	}
+	return at
 }
 
 // fileInfo describes a file.
