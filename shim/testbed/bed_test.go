@@ -229,11 +229,9 @@ func TestPods(t *testing.T) {
 	t.Run("hostile execs", func(t *testing.T) { testHostile(t, b) })
 	t.Run("deaths", func(t *testing.T) { testDeaths(t, b) })
 	t.Run("refusals", func(t *testing.T) { testRefusals(t, b) })
-	t.Run("options", func(t *testing.T) { testOptions(t, b) })
-	t.Run("users", func(t *testing.T) { testUsers(t, b) })
 	t.Run("containerd restarts", func(t *testing.T) { testRestart(t, b) })
 	t.Run("killed shim", func(t *testing.T) { testKilled(t, b) })
-	t.Run("hanging sandbox", func(t *testing.T) { testHanging(t, b) })
+	testBeside(t, b)
 	for _, h := range Handlers[1:] {
 		t.Run(h, func(t *testing.T) { testMicroVM(t, b, h) })
 	}
@@ -262,7 +260,7 @@ func testMicroVM(t *testing.T, b *Bed, handler string) {
 	testSubstrate(t, b)
 	t.Run("out of memory", func(t *testing.T) { testOOM(t, b) })
 	t.Run("killed shim", func(t *testing.T) { testKilled(t, b) })
-	t.Run("hanging sandbox", func(t *testing.T) { testHanging(t, b) })
+	testBeside(t, b)
 }
 
 // testSubstrate runs what every substrate has.

@@ -49,7 +49,7 @@ func testUsers(t *testing.T, b *Bed) {
 		id := p.run(name, func(c object) { c["image"] = object{"image": image} }, "sh", "-c", who+"; echo err; sleep 1000")
 		checkWho(t, "a container of "+u.form, p.ready(name), u.want)
 		checkWho(t, "an exec of "+u.form, p.exec(id, "sh", "-c", who), u.want)
-		if i > 0 && u.want[0] != '4' {
+		if b.Handler != Handlers[0] || i > 0 && u.want[0] != '4' {
 			continue // each takes a sandbox
 		}
 		_, err := b.ctr(t, "", "image", "pull", "--plain-http", image)
