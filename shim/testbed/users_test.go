@@ -42,6 +42,9 @@ func checkWho(t *testing.T, what, got, want string) {
 func testUsers(t *testing.T, b *Bed) {
 	p := b.pod(t, "users")
 	for i, u := range users {
+		if b.Handler != Handlers[0] && i != 1 {
+			continue // a microVM takes longer, and does the same
+		}
 		name := fmt.Sprintf("user%d", i)
 		image := b.Registry.Host + "/" + name + ":1"
 		check(t, b.Registry.Push(name+":1", v1.Config{User: u.form, WorkingDir: "/made/for/it",
@@ -82,7 +85,7 @@ func testUsers(t *testing.T, b *Bed) {
 		c["envs"] = []object{{"key": "HOME", "value": "/h"}, {"key": "LOGNAME", "value": "me"}}
 		sec := c["linux"].(object)["security_context"].(object)
 		sec["run_as_user"], sec["readonly_rootfs"] = object{"value": 1000}, true
-	}, "sh", "-c", strings.Replace(who, "touch made", "true", 1)+"; echo err; sleep 1000")
+	}, "sh", "-c", strings.Replace(who, "touch made", "if touch made; then exit 1; fi", 1)+"; echo err; sleep 1000")
 	checkWho(t, "what a pod names", p.ready("given"), "1000:1000 (1000 50000) /h default-user me /bin/sh")
 	if out := p.exec(given, "sh", "-c", "cat /secret/key; stat -c ' %u:%g %a' /secret/key"); out != "secret 1000:50000 400" {
 		t.Errorf("a file of a volume: %q", out)
