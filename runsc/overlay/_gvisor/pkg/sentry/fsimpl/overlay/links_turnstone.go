@@ -140,6 +140,15 @@ func (f *linkedFile) add(d *dentry) {
 	}
 }
 
+// forget counts one name of the lower file less. An image may have more than it says.
+//
+// Preconditions: links.mu must be locked.
+func (f *linkedFile) forget() {
+	if f.lower > 0 {
+		f.lower--
+	}
+}
+
 // leave removes a dentry that is destroyed.
 func (l *links) leave(d *dentry) {
 	if d.isDir() {
@@ -310,18 +319,14 @@ func (d *dentry) linkCopyLocked(ctx context.Context, f *linkedFile, pop *vfs.Pat
 		return nil, err
 	}
 	d.upperVD = vd
-	d.fs.links.linked(f, d, vd, dead)
-	return opts, nil
-}
-
-// linked records that the dentry d, which is vd in the upper layer, has become a name of f's copy.
-func (l *links) linked(f *linkedFile, d *dentry, vd vfs.VirtualDentry, dead bool) {
+	l := &d.fs.links
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !dead {
-		f.lower--
+		f.forget()
 	}
 	f.add(d)
+	return opts, nil
 }
 
 // takeCopy takes over the attributes of the copy at pop.
@@ -411,7 +416,7 @@ func (d *dentry) finishCopyLocked(ctx context.Context, f *linkedFile, made uint3
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f.entry = pop.Path.Begin.String()
-	f.lower--
+	f.forget()
 	f.add(d)
 	l.files[layerDevNoAndIno{layerDevNumber{stat.DevMajor, stat.DevMinor}, stat.Ino}] = f
 	return nil
@@ -430,7 +435,7 @@ func (fs *filesystem) removeNameLocked(ctx context.Context, d *dentry) {
 		return
 	}
 	if !d.isCopiedUp() {
-		f.lower--
+		f.forget()
 	}
 	if f.entry == "" || f.lower > 0 {
 		return
@@ -498,8 +503,8 @@ func (d *dentry) setAttributes(a attributes) {
 	d.accessACL.Store(a.acl)
 }
 
-// shareAttributesLocked is called after a change of d's attributes: the file's other dentries get
-// them, too.
+// shareAttributesLocked is called after a change of d's attributes. d and the file's other dentries
+// take over what the upper layer made of it, such as a mode without the bits for privileges.
 //
 // Preconditions: d.copyMu must be locked for writing; d is copied up.
 func (d *dentry) shareAttributesLocked(ctx context.Context) {
@@ -509,18 +514,17 @@ func (d *dentry) shareAttributesLocked(ctx context.Context) {
 	l := &d.fs.links
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	f := l.files[d.identity()]
-	if f == nil {
-		return
-	}
 	a, err := d.fs.attributes(auth.ContextWithCredentials(ctx, d.fs.creds), d.upperVD)
 	if err != nil {
 		ctx.Warningf("overlay.dentry.shareAttributesLocked: %v", err)
 		return
 	}
-	for _, other := range f.dentries {
-		if other.isCopiedUp() {
-			other.setAttributes(a)
+	d.setAttributes(a)
+	if f := l.files[d.identity()]; f != nil {
+		for _, other := range f.dentries {
+			if other.isCopiedUp() {
+				other.setAttributes(a)
+			}
 		}
 	}
 }
