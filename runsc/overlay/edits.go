@@ -118,6 +118,21 @@ var edits = []edit{
 	newImage, err := erofs.OpenImage(os.NewFile(uintptr(fd), "EROFS image file"))
 `},
 
+	// Times before 1970 that are no whole seconds: the nanoseconds count from the second before.
+	{"times before 1970", "pkg/abi/linux/time.go", `	return StatxTimestamp{
+		Sec:  nsec / 1e9,
+		Nsec: uint32(nsec % 1e9),
+	}
+`, `	sec := nsec / 1e9
+	if nsec%1e9 < 0 {
+		sec--
+	}
+	return StatxTimestamp{
+		Sec:  sec,
+		Nsec: uint32(nsec - sec*1e9),
+	}
+`},
+
 	// A file store for a tmpfs comes from the gofer's view of the file system. No gofer runs if all
 	// mounts are EROFS images.
 	insert("runsc: file stores without a gofer, the path", "runsc/container/container.go",
