@@ -141,7 +141,7 @@ func (d *dentry) copyUpOneLocked(ctx context.Context, forSyntheticMountpoint boo
 `},
 	{"links: copied up, a deleted name", "pkg/sentry/fsimpl/overlay/copy_up.go",
 		`	if d.vfsd.IsDead() {
-		// Raced`, `	if d.vfsd.IsDead() && d.fs.links.copyOf(f) == "" {
+		// Raced`, `	if d.vfsd.IsDead() && f == nil {
 		// Raced`},
 	insert("links: copied up, to the index", "pkg/sentry/fsimpl/overlay/copy_up.go",
 		`	newpop := vfs.PathOperation{

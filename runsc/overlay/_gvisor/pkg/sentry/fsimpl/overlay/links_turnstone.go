@@ -189,6 +189,9 @@ func (d *dentry) copyUpMaybeSyntheticMountpointLocked(ctx context.Context, forSy
 		return nil
 	}
 	f := d.fs.links.lowerFile(d)
+	if f == nil && d.vfsd.IsDead() && !d.isDir() && d.fs.links.work.Ok() {
+		f = &linkedFile{} // an open file without a name: its copy is only made in the index
+	}
 	if f == nil {
 		return d.copyUpOneLocked(ctx, forSyntheticMountpoint, nil)
 	}
@@ -198,8 +201,7 @@ func (d *dentry) copyUpMaybeSyntheticMountpointLocked(ctx context.Context, forSy
 		return err
 	}
 	for _, other := range d.fs.links.others(f) {
-		// A deleted file that is open has no name to give to a copy that is gone meanwhile.
-		if err := other.copyUpOneLocked(ctx, false, f); err != nil && !other.vfsd.IsDead() {
+		if err := other.copyUpOneLocked(ctx, false, f); err != nil {
 			return err
 		}
 	}
@@ -377,7 +379,7 @@ func (d *dentry) unlinkUpper(ctx context.Context, pop *vfs.PathOperation) {
 }
 
 // finishCopyLocked completes d's new copy in the upper layer: with its attributes, and if it is in
-// the index, with a link to it in the directory parent.
+// the index, with a link to it in the directory parent, unless d was deleted.
 //
 // Preconditions: d.copyMu must be locked for writing; f is nil, or f.copying must be locked; made
 // is what prepareLink returned.
@@ -395,30 +397,34 @@ func (d *dentry) finishCopyLocked(ctx context.Context, f *linkedFile, made uint3
 	}); err != nil {
 		return err
 	}
-	place := vfs.PathOperation{Root: parent.upperVD, Start: parent.upperVD, Path: fspath.Parse(d.name)}
-	if err := vfsObj.LinkAt(ctx, d.fs.creds, pop, &place); err != nil {
-		return err
-	}
-	vd, err := vfsObj.GetDentryAt(ctx, d.fs.creds, &place, &vfs.GetDentryOptions{})
+	stat, err := vfsObj.StatAt(ctx, d.fs.creds, pop, &vfs.StatOptions{Mask: linux.STATX_INO})
 	if err != nil {
-		d.unlinkUpper(ctx, &place)
 		return err
 	}
-	stat, err := vfsObj.StatAt(ctx, d.fs.creds, &place, &vfs.StatOptions{Mask: linux.STATX_INO})
-	if err != nil {
-		vd.DecRef(ctx)
-		d.unlinkUpper(ctx, &place)
-		return err
+	dead := d.vfsd.IsDead()
+	if !dead {
+		place := vfs.PathOperation{Root: parent.upperVD, Start: parent.upperVD, Path: fspath.Parse(d.name)}
+		if err := vfsObj.LinkAt(ctx, d.fs.creds, pop, &place); err != nil {
+			return err
+		}
+		vd, err := vfsObj.GetDentryAt(ctx, d.fs.creds, &place, &vfs.GetDentryOptions{})
+		if err != nil {
+			d.unlinkUpper(ctx, &place)
+			return err
+		}
+		d.upperVD.DecRef(ctx)
+		d.upperVD = vd
 	}
-	d.upperVD.DecRef(ctx)
-	d.upperVD = vd
 	l := &d.fs.links
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f.entry = pop.Path.Begin.String()
-	f.forget()
+	if !dead {
+		f.forget()
+	}
 	f.add(d)
 	l.files[layerDevNoAndIno{layerDevNumber{stat.DevMajor, stat.DevMinor}, stat.Ino}] = f
+	d.fs.dropCopyLocked(ctx, f)
 	return nil
 }
 
@@ -437,18 +443,25 @@ func (fs *filesystem) removeNameLocked(ctx context.Context, d *dentry) {
 	if !d.isCopiedUp() {
 		f.forget()
 	}
+	fs.dropCopyLocked(ctx, f)
+}
+
+// dropCopyLocked removes f's copy from the index if no name is left.
+//
+// Preconditions: links.mu must be locked.
+func (fs *filesystem) dropCopyLocked(ctx context.Context, f *linkedFile) {
 	if f.entry == "" || f.lower > 0 {
 		return
 	}
 	vfsObj := fs.vfsfs.VirtualFilesystem()
-	pop := l.entry(f.entry)
+	pop := fs.links.entry(f.entry)
 	stat, err := vfsObj.StatAt(ctx, fs.creds, &pop, &vfs.StatOptions{Mask: linux.STATX_NLINK})
 	if err == nil && stat.Nlink == 1 {
 		err = vfsObj.UnlinkAt(ctx, fs.creds, &pop)
 		f.entry = ""
 	}
 	if err != nil {
-		ctx.Warningf("overlay.filesystem.removeNameLocked: the index keeps %q: %v", f.entry, err)
+		ctx.Warningf("overlay.filesystem.dropCopyLocked: the index keeps %q: %v", f.entry, err)
 	}
 }
 
