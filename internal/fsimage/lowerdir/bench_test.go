@@ -75,7 +75,7 @@ func write(b *testing.B, r tree.Reader, ref turnstone.TreeRef, size int64) {
 	b.SetBytes(size)
 	for b.Loop() {
 		if err := errors.Join(f.Truncate(0),
-			writeImage(b.Context(), r, turnstone.TreeRef{}, ref, nil,
+			writeImage(b.Context(), r, turnstone.TreeRef{}, ref, uuid("test"), nil,
 				f)); err != nil {
 			b.Fatal(err)
 		}

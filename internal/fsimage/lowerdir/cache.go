@@ -2,6 +2,7 @@ package lowerdir
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -252,7 +253,7 @@ func (c *Cache) write(ctx context.Context, s *segment, extra []File) (int64, err
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_SH); err != nil { // it is in use: see sweep
 		return 0, unavailable(c.dir, err)
 	}
-	if err := writeImage(ctx, c.r, s.From, s.To, extra, f); err != nil {
+	if err := writeImage(ctx, c.r, s.From, s.To, uuid(s.Image), extra, f); err != nil {
 		if turnstone.IsFull(err) {
 			return 0, unavailable(c.dir, err)
 		}
@@ -273,6 +274,15 @@ func (c *Cache) write(ctx context.Context, s *segment, extra []File) (int64, err
 		return 0, unavailable(path, err)
 	}
 	return side.Bytes, c.note(s.Image, side)
+}
+
+// uuid returns the UUID of the image with this key, as RFC 9562 makes one of a hash (version 8).
+func uuid(key string) (id [16]byte) {
+	sum := sha256.Sum256([]byte(key))
+	copy(id[:], sum[:])
+	id[6] = id[6]&0x0f | 0x80
+	id[8] = id[8]&0x3f | 0x80
+	return id
 }
 
 func (c *Cache) note(key string, s sidecar) error {

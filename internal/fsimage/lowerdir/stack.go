@@ -29,7 +29,7 @@ type stacking struct {
 }
 
 // planFormat also changes with the format of images.
-const planFormat = 1
+const planFormat = 2
 
 // Stack returns the paths of the images, lowest first, that together with the template, whose tree
 // is base, result in the tree of history's newest turn and the /context of all of its turns. They

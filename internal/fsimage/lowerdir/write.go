@@ -18,7 +18,8 @@ import (
 
 // writeImage writes the image of the difference between two trees to f, which must be empty, and
 // extends it to the size of a slot. The zero Ref is the empty tree. The same input results in the
-// same bytes; zeros in files become holes.
+// same bytes; zeros in files become holes. id becomes the file system's UUID: an overlay tells the
+// images of a stack apart by it.
 //
 // fs/ is an overlay's lower directory that turns from into to
 // (Documentation/filesystems/overlayfs.rst): each entry that differs, its parent directories, a
@@ -27,8 +28,8 @@ import (
 //
 // Unsupported input is an error of kind Invalid; an image larger than a slot is an error of kind
 // Exhausted.
-func writeImage(ctx context.Context, r tree.Reader, from, to turnstone.TreeRef, extra []File,
-	f *os.File) error {
+func writeImage(ctx context.Context, r tree.Reader, from, to turnstone.TreeRef, id [16]byte,
+	extra []File, f *os.File) error {
 	top, links, err := plan(ctx, r, from, to, extra)
 	if err != nil {
 		return err
@@ -44,6 +45,9 @@ func writeImage(ctx context.Context, r tree.Reader, from, to turnstone.TreeRef, 
 	}
 	if err == nil {
 		err = tar2erofs.JoinLinks(f, links)
+	}
+	if err == nil {
+		err = tar2erofs.SetUUID(f, id)
 	}
 	if err != nil {
 		return fmt.Errorf("image: %w", err)

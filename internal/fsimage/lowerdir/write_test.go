@@ -29,7 +29,7 @@ func writeDifference(t testing.TB, r tree.Reader, from, to turnstone.TreeRef,
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = f.Close() })
-	if err := writeImage(t.Context(), r, from, to, extra, f); err != nil {
+	if err := writeImage(t.Context(), r, from, to, uuid("test"), extra, f); err != nil {
 		t.Fatalf("%v (%s)", err, turnstone.HintOf(err))
 	}
 	if st, err := f.Stat(); err != nil || st.Size() != substrate.SlotSize {
@@ -140,7 +140,7 @@ func TestStackIsTheTree(t *testing.T) {
 			if err != nil {
 				rt.Fatal(err)
 			}
-			if err := writeImage(t.Context(), m, from, to, nil, f); err != nil {
+			if err := writeImage(t.Context(), m, from, to, uuid("test"), nil, f); err != nil {
 				rt.Fatal(err)
 			}
 			stack = append([]*layerFile{readLayer(t, i, f, "fs")}, stack...)
@@ -330,7 +330,7 @@ func TestWriteRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := writeImage(t.Context(), broken{m, give}, turnstone.TreeRef{}, ref, nil,
+		if err := writeImage(t.Context(), broken{m, give}, turnstone.TreeRef{}, ref, uuid("test"), nil,
 			f); err == nil {
 			t.Errorf("%s: it is written", name)
 		}
@@ -349,7 +349,7 @@ func TestWriteRefuses(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := writeImage(ctx, m, turnstone.TreeRef{}, ref, nil,
+	if err := writeImage(ctx, m, turnstone.TreeRef{}, ref, uuid("test"), nil,
 		nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}

@@ -20,6 +20,7 @@ const (
 	superRoot       = 14 // u16: the root's nid
 	superInodes     = 16 // u64
 	superMetaBlock  = 40 // u32: location of nid 0
+	superUUID       = 48 // 16 bytes
 	inodeSlot       = 32 // bytes per nid
 	inodeXattrCount = 2  // u16
 	inodeMode       = 4  // u16
@@ -84,6 +85,12 @@ func JoinLinks(f interface {
 	var n [8]byte
 	binary.LittleEndian.PutUint64(n[:], img.inodes-uint64(len(links)))
 	_, err = f.WriteAt(n[:], superOffset+superInodes)
+	return err
+}
+
+// SetUUID gives the EROFS image f a UUID. The library writes none.
+func SetUUID(f io.WriterAt, id [16]byte) error {
+	_, err := f.WriteAt(id[:], superOffset+superUUID)
 	return err
 }
 

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/guest/hardlinks"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -20,7 +22,9 @@ type Disks struct {
 	Still func(ctx context.Context) error
 	Open  string // as Options.fds
 	Upper string // the scratch disk's directory that is the overlay's upper directory
+	Work  string // the one that is its work directory
 	fds   []int  // a directory of each, the scratch disk's first
+	links hardlinks.Completer
 
 	mu     sync.Mutex
 	frozen int // number of frozen fds
@@ -48,7 +52,14 @@ func (d *Disks) Close() (err error) {
 // those moved to another group. The agent's own writes have already stopped.
 func (d *Disks) freeze(ctx context.Context) error {
 	if d.Still != nil {
-		return d.Still(ctx)
+		soon, cancel := context.WithTimeout(ctx, killWait)
+		defer cancel()
+		if err := d.Still(soon); err != nil {
+			return err
+		}
+	}
+	if err := d.complete(ctx); err != nil || d.Still != nil {
+		return err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -61,6 +72,25 @@ func (d *Disks) freeze(ctx context.Context) error {
 		d.frozen++
 	}
 	return nil
+}
+
+// complete gives the upper directory what only the overlay knows: see package hardlinks. No process
+// may write to the disks.
+func (d *Disks) complete(ctx context.Context) error {
+	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	index, err := unix.Openat(d.fds[0], filepath.Join(d.Work, "index"), flags, 0)
+	if err == unix.ENOENT {
+		return nil // the overlay has none
+	} else if err != nil {
+		return &os.PathError{Op: "open", Path: d.Work, Err: err}
+	}
+	defer unix.Close(index)
+	root, err := unix.Open("/", flags, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: "/", Err: err}
+	}
+	defer unix.Close(root)
+	return d.links.Complete(ctx, root, index)
 }
 
 // KillOthers kills every process except the agent, which must be PID 1 (kill(2)). Otherwise it
@@ -123,11 +153,11 @@ func (s *shell) Freeze(ctx context.Context, _ *wire.Conn) (*wire.StateFreezeResu
 		if err := s.stop(ctx, op); err != nil {
 			return nil, err
 		}
-		ctx, cancel := context.WithTimeout(ctx, killWait)
-		defer cancel()
 		var err error
 		if d.Still != nil { // otherwise the kernel makes them wait
-			err = s.a.files.Writes.Stop(ctx)
+			soon, cancel := context.WithTimeout(ctx, killWait)
+			defer cancel()
+			err = s.a.files.Writes.Stop(soon)
 		}
 		if err == nil {
 			err = d.freeze(ctx)

@@ -50,7 +50,11 @@ func (s *shell) Export(ctx context.Context, c *wire.Conn,
 	s.a.freezing.Lock() // so that no thaw runs meanwhile
 	defer s.a.freezing.Unlock()
 	if p.Hold {
-		err = s.a.holdWrites(ctx)
+		if err = s.a.holdWrites(ctx); err == nil {
+			if err = d.complete(ctx); err != nil {
+				err = errors.Join(err, s.a.letGo())
+			}
+		}
 	} else if !s.a.frozen.Load() {
 		err = turnstone.Errorf(op, turnstone.KindInvalid, "sandbox", "its disks are not frozen").
 			WithHint("call State.freeze first")

@@ -84,7 +84,7 @@ func exportRound(t *testing.T, image, disk string, seed uint64) {
 	for range 40 {
 		change(r, at("lower"))
 	}
-	opts := "redirect_dir=off,metacopy=off,index=off,xino=off," +
+	opts := "redirect_dir=on,metacopy=off,index=on,xino=off," +
 		fmt.Sprintf("lowerdir=%s,upperdir=%s,workdir=%s", at("lower"), at("upper"), at("work"))
 	if err := unix.Mount("overlay", at("merged"), "overlay", 0, opts); err != nil {
 		t.Skipf("no overlay here: %v", err)

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -128,8 +129,9 @@ func (s *shell) record(t *trace.Tracer, env []string) (*trace.Recorder, error) {
 	return t.RecordIn(root, env)
 }
 
-// fromState selects the variables to carry from a traced shell's state.
-func fromState(s *trace.State) (capture, error) {
+// fromState selects the variables to carry from a traced shell's state. The directory keeps the name
+// by which the shell knows it, which may lead through symbolic links: "cd .." leads back along it.
+func (a *Agent) fromState(s *trace.State) (capture, error) {
 	var c capture
 	if s == nil {
 		return c, errCapture
@@ -139,8 +141,8 @@ func fromState(s *trace.State) (capture, error) {
 		name, value, ok := strings.Cut(kv, "=")
 		switch {
 		case !ok || strings.IndexByte(kv, 0) >= 0:
-		case name == "PWD" && c.cwd == "":
-			c.cwd = value // its directory no longer exists, and will be created again
+		case name == "PWD" && (c.cwd == "" || a.sameDir(value, c.cwd)):
+			c.cwd = value // if the directory no longer exists, it will be created again
 		case carries(name):
 			c.vars = append(c.vars, kv)
 		case strings.HasPrefix(name, "BASH_FUNC_") && strings.HasSuffix(name, "%%"):
@@ -152,6 +154,19 @@ func fromState(s *trace.State) (capture, error) {
 		return c, err
 	}
 	return c, nil
+}
+
+// sameDir reports whether two paths of the sandbox are one directory.
+func (a *Agent) sameDir(x, y string) bool {
+	if x == y || !filepath.IsAbs(x) {
+		return x == y
+	}
+	one, err := os.Stat(a.path(x))
+	if err != nil {
+		return false
+	}
+	other, err := os.Stat(a.path(y))
+	return err == nil && os.SameFile(one, other)
 }
 
 func sortByEnd(records []trace.Record) {

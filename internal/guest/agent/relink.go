@@ -37,11 +37,13 @@ func (s *sandbox) Suspend(ctx context.Context, _ *wire.Conn,
 		return nil, turnstone.Errorf(op, turnstone.KindUnavailable, "sandbox",
 			"it is being suspended")
 	}
-	ctx, cancel := context.WithTimeout(ctx, freezeTime)
+	holding, cancel := context.WithTimeout(ctx, freezeTime)
 	defer cancel()
-	err := a.hold(ctx)
+	err := a.hold(holding)
 	if d := a.opt.Disks; err == nil && p.Sync && d != nil {
-		err = d.sync()
+		if err = d.complete(ctx); err == nil {
+			err = d.sync()
+		}
 	}
 	if c := a.opt.Card; err == nil && c != nil {
 		c.Suspend()

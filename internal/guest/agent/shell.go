@@ -227,6 +227,7 @@ func (s *shell) prepare(p *wire.ShellExecuteParams, script []byte) (*step, proce
 	s.steps++
 	number := s.steps
 	s.mu.Unlock()
+	env = process.MergeEnv(env, []string{"PWD=" + cwd}) // which a shell believes if it is its directory
 
 	dir, err := s.needRun()
 	if err != nil {

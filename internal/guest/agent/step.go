@@ -61,7 +61,7 @@ func (st *step) finish() {
 // capture returns the state that the step's shell left for the next step.
 func (st *step) capture() (capture, error) {
 	if st.rec.captures() {
-		return fromState(st.report.State)
+		return st.s.a.fromState(st.report.State)
 	}
 	dir, err := st.s.openRun()
 	if err != nil {

@@ -214,3 +214,32 @@ func TestParse(t *testing.T) {
 		t.Errorf("%+v %v", res, err)
 	}
 }
+
+// TestDirectoryBehindLink checks that a step begins in its predecessor's directory by the name that
+// the predecessor used: ".." leads back along symbolic links, as in one shell.
+func TestDirectoryBehindLink(t *testing.T) {
+	const link = "mkdir -p real/deep && ln -s real/deep short && cd short"
+	for name, harness := range map[string]func(*testing.T) *harness{
+		"traced": newTracedHarness, "plain": newHarness} {
+		for _, language := range []string{"bash", "sh"} {
+			t.Run(name+"/"+language, func(t *testing.T) {
+				h := harness(t)
+				r := h.step(language, "pwd\n")
+				top := strings.TrimSuffix(r.stdout, "\n")
+				for _, step := range []struct{ script, want string }{
+					{link, ""},
+					{"pwd; pwd -P", top + "/short\n" + top + "/real/deep\n"},
+					{"cd ..; pwd", top + "\n"},
+					{"pwd; cd short/; export PWD=/etc", top + "\n"}, // a name that is not true
+					{"pwd -P", top + "/real/deep\n"},
+					{"cd -P .", ""},
+					{"cd ..; pwd", top + "/real\n"},
+				} {
+					if r := h.step(language, step.script+"\n"); r.stdout != step.want {
+						t.Errorf("%s: %q, want %q", step.script, r.stdout, step.want)
+					}
+				}
+			})
+		}
+	}
+}

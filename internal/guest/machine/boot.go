@@ -333,8 +333,8 @@ func (m *machine) mountRoot() error {
 	if err != nil {
 		return err
 	}
-	for _, dir := range []string{lowerDir, upperDir, mergedDir, warmDir, skelDir + contextDir,
-		layerDir, stackDir, homeDir} {
+	for _, dir := range []string{lowerDir, upperDir, mergedDir, warmDir, layerDir, stackDir,
+		homeDir} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err
 		}

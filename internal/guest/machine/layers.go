@@ -14,13 +14,30 @@ import (
 const (
 	contextDir  = "/context"
 	firstUpper  = "upper"  // takes the writes over the template alone
+	firstWork   = "work"   // the work directory of the overlay
 	secondUpper = "upper2" // takes the writes over layers
+	secondWork  = "work2"
 	maxLayers   = 16
 )
 
-// overlayOptions keep an overlay's directories plain: their content has the meaning that
-// overlayfs.rst gives any lower directory, with no reference to another file.
-const overlayOptions = "redirect_dir=off,metacopy=off,index=off,xino=off,"
+// overlayOptions make an overlay behave like one file system: a rename of a directory from below
+// works, and all names of a file stay one file when it is copied up. The host reads the upper
+// directory with packages layer and hardlinks, which know both.
+const overlayOptions = "redirect_dir=on,metacopy=off,index=on,xino=off,"
+
+// redirectLength is the longest path of a directory that can be renamed without a copy, in bytes. It
+// fits into an extended attribute of ext4.
+const redirectLength = "3000"
+
+// skeleton returns the lowest directory of each overlay, below the template: mount points that
+// belong to no state. An index needs directories whose files have handles, which those of the
+// kernel's first root have not. gVisor's overlay does not need them.
+func (m *machine) skeleton() string {
+	if m.gvisor {
+		return skelDir
+	}
+	return filepath.Join(upperDir, skelDir)
+}
 
 // mountOverlay mounts an overlay at dir. The lower directories are in order from the highest;
 // without an upper directory the overlay is read-only.
@@ -59,14 +76,21 @@ func (m *machine) mountScratch(serial string) error {
 			return &os.PathError{Op: "mount", Path: dev, Err: err}
 		}
 		m.devices = m.blockDevices()
+		// A kernel without the setting copies a directory whose path is longer than 256 bytes.
+		_ = os.WriteFile("/sys/module/overlay/parameters/redirect_max", []byte(redirectLength), 0)
 	}
-	for _, dir := range []string{"upper", "work", "upper/etc", "upper2", "work2", "upper2/etc"} {
+	dirs := []string{firstUpper, firstWork, firstUpper + "/etc", secondUpper, secondWork,
+		secondUpper + "/etc"}
+	if !m.gvisor {
+		dirs = append(dirs, skelDir, skelDir+contextDir)
+	}
+	for _, dir := range dirs {
 		if err := unix.Mkdir(filepath.Join(upperDir, dir), 0o755); err != nil &&
 			err != unix.EEXIST {
 			return &os.PathError{Op: "mkdir", Path: dir, Err: err}
 		}
 	}
-	m.disks.Upper = firstUpper
+	m.disks.Upper, m.disks.Work = firstUpper, firstWork
 	return m.disks.Add(upperDir)
 }
 
@@ -81,8 +105,8 @@ func (m *machine) enterRoot() error {
 	if err := resemble(upper, []string{lowerDir}); err != nil {
 		return err
 	}
-	if err := m.mountOverlay(mergedDir, []string{lowerDir, skelDir}, upper,
-		filepath.Join(upperDir, "work")); err != nil {
+	if err := m.mountOverlay(mergedDir, []string{lowerDir, m.skeleton()}, upper,
+		filepath.Join(upperDir, firstWork)); err != nil {
 		return err
 	}
 	for _, dir := range kernelDirs {
@@ -94,7 +118,7 @@ func (m *machine) enterRoot() error {
 	if err := makeDevices(m.devices); err != nil {
 		return err
 	}
-	if err := bindReadOnly(skelDir+contextDir, mergedDir+contextDir); err != nil {
+	if err := bindReadOnly(m.skeleton()+contextDir, mergedDir+contextDir); err != nil {
 		return err
 	}
 	return m.switchRoot(mergedDir)
@@ -158,11 +182,11 @@ func (m *machine) enterStack(layers []string, id identity) error {
 	if err := resemble(upper, lower); err != nil {
 		return err
 	}
-	lower = append(lower, skelDir)
-	if err := m.mountOverlay(stackDir, lower, upper, filepath.Join(upperDir, "work2")); err != nil {
+	lower = append(lower, m.skeleton())
+	if err := m.mountOverlay(stackDir, lower, upper, filepath.Join(upperDir, secondWork)); err != nil {
 		return err
 	}
-	m.disks.Upper = secondUpper
+	m.disks.Upper, m.disks.Work = secondUpper, secondWork
 	for i, dir := range kernelDirs {
 		if err := unix.MoveMount(kernel[i], "", unix.AT_FDCWD, stackDir+dir,
 			unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {

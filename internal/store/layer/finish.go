@@ -15,22 +15,21 @@ func settle(d *directory) {
 		if it.dir != nil {
 			settle(it.dir)
 		}
-		if it.file != nil && !it.file.settled && it.old != nil && it.old.Type == tree.File &&
-			it.old.Content.Digest == it.file.content.Digest {
-			it.file.content, it.file.settled = it.old.Content, true
+		if it.file != nil && !it.file.settled && it.base != nil && it.base.Type == tree.File &&
+			it.base.Content.Digest == it.file.content.Digest {
+			it.file.content, it.file.settled = it.base.Content, true
 		}
 	}
 }
 
-// finish creates the objects of a directory and its subdirectories, returns its entry, and counts
-// the changes.
+// finish creates the objects of a directory and its subdirectories, and returns its entry.
 func (a *applier) finish(path string, d *directory) (tree.Entry, error) {
 	own := path == "" || path == etc // the agent created it in the upper directory
 	e := d.entry
 	if d.same {
-		e.Tree, e.Hash = d.old.Tree, d.old.Hash
+		e.Tree, e.Hash = d.base.Tree, d.base.Hash
 		if own {
-			e.MTime = d.old.MTime
+			e.MTime = d.base.MTime
 		}
 		return e, nil
 	}
@@ -49,21 +48,18 @@ func (a *applier) finish(path string, d *directory) (tree.Entry, error) {
 		}
 		out[i] = it.entry
 	}
-	if err := a.countDirectory(path, d); err != nil {
-		return tree.Entry{}, err
-	}
-	if d.old == nil {
+	if d.base == nil {
 		return a.put(e, out)
 	}
-	if own && slices.EqualFunc(out, d.olds, func(a, b tree.Entry) bool {
+	if own && slices.EqualFunc(out, d.bases, func(a, b tree.Entry) bool {
 		return a.Name == b.Name
 	}) {
 		// Its time is the start of the sandbox: with unchanged names, only the agent has changed
 		// it.
-		e.MTime = d.old.MTime
+		e.MTime = d.base.MTime
 	}
-	if slices.EqualFunc(out, d.olds, func(a, b tree.Entry) bool { return equal(&a, &b) }) {
-		e.Tree, e.Hash = d.old.Tree, d.old.Hash
+	if slices.EqualFunc(out, d.bases, func(a, b tree.Entry) bool { return equal(&a, &b) }) {
+		e.Tree, e.Hash = d.base.Tree, d.base.Hash
 		return e, nil
 	}
 	return a.put(e, out)
@@ -75,61 +71,62 @@ func (a *applier) put(e tree.Entry, d tree.Directory) (tree.Entry, error) {
 	return e, err
 }
 
-// countDirectory compares a directory's entries with the parent's entries.
-func (a *applier) countDirectory(path string, d *directory) error {
-	olds := d.olds
-	gone := func(name string, all bool) error {
-		for len(olds) > 0 && (all || olds[0].Name < name) {
-			a.count(&a.stats.Removed, path+"/"+olds[0].Name)
-			if err := a.countBelow(path, &olds[0]); err != nil {
-				return err
-			}
-			olds = olds[1:]
-		}
+// countBelow counts the differences below path, where old was, and it is now; one of them may be nil.
+func (a *applier) countBelow(path string, old *tree.Entry, it *item) error {
+	if old != nil && old.Type != tree.Dir {
+		old = nil
+	}
+	if it != nil && it.entry.Type != tree.Dir {
+		it = nil
+	}
+	if old != nil && it != nil && old.Tree == it.entry.Tree {
 		return nil
 	}
-	for i := range d.items {
-		it := &d.items[i]
-		name := it.entry.Name
-		if err := gone(name, false); err != nil {
-			return err
-		}
-		if len(olds) > 0 && olds[0].Name == name {
-			olds = olds[1:]
-		}
+	olds, news, err := a.both(old, it)
+	for err == nil && (len(olds) > 0 || len(news) > 0) {
 		switch {
-		case it.old == nil:
-			a.count(&a.stats.Added, path+"/"+name)
-		case !it.entry.Attr.Equal(&it.old.Attr) || it.entry.Type == tree.File &&
-			it.entry.Content.Digest != it.old.Content.Digest:
-			a.count(&a.stats.Changed, path+"/"+name)
-			if it.entry.Type != tree.Dir {
-				if err := a.countBelow(path, it.old); err != nil {
-					return err
-				}
+		case len(news) == 0 || len(olds) > 0 && olds[0].Name < news[0].entry.Name:
+			at := path + "/" + olds[0].Name
+			a.count(&a.stats.Removed, at)
+			err = a.countBelow(at, &olds[0], nil)
+			olds = olds[1:]
+		case len(olds) == 0 || news[0].entry.Name < olds[0].Name:
+			at := path + "/" + news[0].entry.Name
+			a.count(&a.stats.Added, at)
+			err = a.countBelow(at, nil, &news[0])
+			news = news[1:]
+		default:
+			at := path + "/" + olds[0].Name
+			if e := &news[0].entry; !e.Attr.Equal(&olds[0].Attr) || e.Type == tree.File &&
+				e.Content.Digest != olds[0].Content.Digest {
+				a.count(&a.stats.Changed, at)
 			}
+			err = a.countBelow(at, &olds[0], &news[0])
+			olds, news = olds[1:], news[1:]
 		}
 	}
-	return gone("", true)
+	return err
 }
 
-// countBelow counts the entries below a path that is no longer a directory.
-func (a *applier) countBelow(dir string, old *tree.Entry) error {
-	if old.Type != tree.Dir {
-		return nil
-	}
-	entries, err := tree.GetDirectory(a.ctx, a.w, old.Tree)
-	if err != nil {
-		return err
-	}
-	dir += "/" + old.Name
-	for i := range entries {
-		a.count(&a.stats.Removed, dir+"/"+entries[i].Name)
-		if err := a.countBelow(dir, &entries[i]); err != nil {
-			return err
+// both returns the entries of two directories; one of them may be nil.
+func (a *applier) both(old *tree.Entry, it *item) (olds tree.Directory, news []item, err error) {
+	if old != nil {
+		if olds, err = tree.GetDirectory(a.ctx, a.w, old.Tree); err != nil {
+			return nil, nil, err
 		}
 	}
-	return nil
+	if it == nil {
+		return olds, nil, nil
+	}
+	if it.dir != nil && !it.dir.same {
+		return olds, it.dir.items, nil
+	}
+	now, err := tree.GetDirectory(a.ctx, a.w, it.entry.Tree)
+	news = make([]item, len(now))
+	for i := range now {
+		news[i].entry = now[i]
+	}
+	return olds, news, err
 }
 
 func (a *applier) count(what *int, path string) {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone/internal/fsimage/ext4"
+	"turnstone.dev/turnstone/internal/guest/hardlinks"
 	"turnstone.dev/turnstone/internal/store/layer"
 	"turnstone.dev/turnstone/internal/store/tree"
 	"turnstone.dev/turnstone/internal/store/tree/hostdir"
@@ -66,7 +67,7 @@ func oneRound(t *testing.T, image, disk string, seed uint64) {
 		act(t, r, at("lower"))
 	}
 	opts := fmt.Sprintf(
-		"lowerdir=%s,upperdir=%s,workdir=%s,redirect_dir=off,metacopy=off,index=off,xino=off",
+		"lowerdir=%s,upperdir=%s,workdir=%s,redirect_dir=on,metacopy=off,index=on,xino=off",
 		at("lower"), at("upper"), at("work"))
 	if err := unix.Mount("overlay", at("merged"), "overlay", unix.MS_NODEV, opts); err != nil {
 		t.Skipf("no overlay here: %v", err)
@@ -79,6 +80,7 @@ func oneRound(t *testing.T, image, disk string, seed uint64) {
 	must(t, unix.Lstat(at("lower"), &st))
 	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, at("merged"), []unix.Timespec{st.Mtim, st.Mtim}, 0))
 
+	complete(t, at("merged"), at("work/index"))
 	w := treetest.NewStore()
 	shown, err := hostdir.Open(at("merged"))
 	must(t, err)
@@ -103,6 +105,18 @@ func oneRound(t *testing.T, image, disk string, seed uint64) {
 		t.Errorf("%+v\ngot\n%s\nwant\n%s\nparent\n%s", stats, dump(t, w, got),
 			dump(t, w, want), dump(t, w, parent))
 	}
+}
+
+// complete does what an agent does before its disk is read.
+func complete(t testing.TB, merged, index string) {
+	var fds []int
+	for _, dir := range []string{merged, index} {
+		fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		must(t, err)
+		defer unix.Close(fd)
+		fds = append(fds, fd)
+	}
+	must(t, new(hardlinks.Completer).Complete(t.Context(), fds[0], fds[1]))
 }
 
 func freeze(t testing.TB, dir string) (thaw func()) {
@@ -131,7 +145,7 @@ func act(t *testing.T, r *rand.Rand, root string) {
 	}
 	p, q := place(), place()
 	data := strings.Repeat(pick("x", "yy", ""), 1+r.IntN(5000))
-	switch r.IntN(16) {
+	switch r.IntN(20) {
 	case 0, 1, 2:
 		// not into FIFOs and devices
 		if st, err := os.Lstat(p); err != nil || st.Mode().IsRegular() {
@@ -169,7 +183,34 @@ func act(t *testing.T, r *rand.Rand, root string) {
 		if fd, err := unix.Open(p, unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0); err == nil {
 			_ = unix.Close(fd)
 		}
+	case 16, 17, 18:
+		if isDir(p) && !exists(q) { // a directory with what is in it
+			_ = os.Rename(p, q)
+		}
+	case 19: // another name of a file, in another directory
+		if first := fileBelow(r, root); first != "" {
+			_ = os.Link(first, q)
+		}
 	}
+}
+
+func exists(p string) bool {
+	_, err := os.Lstat(p)
+	return err == nil
+}
+
+// fileBelow returns a random file below root, or "".
+func fileBelow(r *rand.Rand, root string) (found string) {
+	seen := 0
+	_ = filepath.WalkDir(root, func(p string, d os.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			if seen++; r.IntN(seen) == 0 {
+				found = p
+			}
+		}
+		return nil
+	})
+	return found
 }
 
 func pick2(r *rand.Rand, of ...uint32) uint32 { return of[r.IntN(len(of))] }

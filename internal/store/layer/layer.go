@@ -74,7 +74,7 @@ func Apply(ctx context.Context, w tree.Writer, parent turnstone.TreeRef, upper t
 		return turnstone.TreeRef{}, Stats{}, err
 	}
 	g, walking := errgroup.WithContext(ctx)
-	a := &applier{ctx: walking, w: w, opts: opts, links: newLinks(root.Links),
+	a := &applier{ctx: walking, w: w, opts: opts, links: newLinks(root.Links), root: &root.Entry,
 		files: make(chan *content, 4*opts.Parallel), linked: map[uint64]*content{}}
 	var plan *directory
 	g.Go(func() (err error) {
@@ -99,6 +99,9 @@ func (a *applier) result(parent turnstone.TreeRef, old *tree.Root,
 	a.relinked = a.links.changed(groups)
 	settle(plan)
 	entry, err := a.finish("", plan)
+	if err == nil {
+		err = a.countBelow("", &old.Entry, &item{entry: entry, dir: plan})
+	}
 	if err != nil {
 		return turnstone.TreeRef{}, Stats{}, err
 	}

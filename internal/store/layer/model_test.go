@@ -40,8 +40,8 @@ func change(t *rapid.T, o *overlay) {
 	data := rapid.SampledFrom([]string{"", "x", "y", "long content"}).Draw(t, "data")
 	op := rapid.SampledFrom([]string{"write", "write", "mkdir", "mkdir",
 		"mkdir", "remove", "remove",
-		"symlink", "fifo", "device", "socket", "chmod", "copy", "link", "link", "rename", "xattr",
-		"again", "again"}).Draw(t, "op")
+		"symlink", "fifo", "device", "socket", "chmod", "copy", "link", "link", "link", "link", "rename", "xattr",
+		"again", "again", "move", "move", "move"}).Draw(t, "op")
 	set := func(n *merged) {
 		d.children[name] = n
 		o.touch(d)
@@ -86,6 +86,16 @@ func change(t *rapid.T, o *overlay) {
 		d.children[name] = n
 	case op == "chmod" && there != nil && there.attr.Type != tree.Symlink:
 		o.copyUp(d, name).attr.Mode ^= 0o110
+	case op == "move" && there != nil && there.attr.Type == tree.Dir:
+		other := names.Draw(t, "other")
+		to := o.dir(path[:len(path)/2], true)
+		if to.children[other] == nil {
+			delete(d.children, name)
+			to.children[other] = there
+			there.upper, there.moved = true, there.lower != nil
+			o.touch(d)
+			o.touch(to)
+		}
 	case op == "copy" && there != nil:
 		o.copyUp(d, name)
 	case op == "xattr" && there != nil && there.attr.Type == tree.File:

@@ -22,6 +22,8 @@ type merged struct {
 	children map[string]*merged
 	upper    bool    // it is in the upper directory
 	lower    *merged // for a directory: the original directory of the lower tree that shows through
+	path     string  // of lower
+	moved    bool    // for a directory with lower
 	ino      uint64
 }
 
@@ -46,24 +48,24 @@ func (o *overlay) node(typ tree.Type, data string) *merged {
 // settle makes the current view the lower tree of an empty upper directory.
 func (o *overlay) settle() {
 	seen := map[*merged]*merged{}
-	var frozen func(n *merged) *merged
-	frozen = func(n *merged) *merged {
+	var frozen func(n *merged, path string) *merged
+	frozen = func(n *merged, path string) *merged {
 		if c := seen[n]; c != nil {
 			return c
 		}
-		n.upper = false
+		n.upper, n.moved, n.path = false, false, path
 		c := *n
 		seen[n] = &c
 		if n.children != nil {
 			c.children = map[string]*merged{}
 			for name, child := range n.children {
-				c.children[name] = frozen(child)
+				c.children[name] = frozen(child, path+"/"+name)
 			}
 			n.lower = &c
 		}
 		return &c
 	}
-	frozen(o.root)
+	frozen(o.root, "")
 	o.root.upper = true
 }
 
@@ -87,7 +89,7 @@ func (o *overlay) touch(d *merged) {
 	}
 }
 
-// copyUp copies a file to the upper directory, which separates it from its other names.
+// copyUp copies a file to the upper directory, with all of its names.
 func (o *overlay) copyUp(d *merged, name string) *merged {
 	n := d.children[name]
 	if n.upper || n.attr.Type == tree.Dir {
@@ -95,11 +97,19 @@ func (o *overlay) copyUp(d *merged, name string) *merged {
 		return n
 	}
 	o.inos++
-	c := *n
-	c.attr.Xattrs = slices.Clone(n.attr.Xattrs)
-	c.upper, c.ino = true, o.inos
-	d.children[name] = &c
-	return &c
+	n.upper, n.ino = true, o.inos
+	o.root.raise(n)
+	return n
+}
+
+// raise copies the directories up that n is in.
+func (m *merged) raise(n *merged) bool {
+	in := false
+	for _, c := range m.children {
+		in = c == n || c.raise(n) || in
+	}
+	m.upper = m.upper || in
+	return in
 }
 
 // view returns the merged tree, or the upper directory, as a file system shows it.
@@ -132,6 +142,9 @@ func (o *overlay) shown(n *merged, upper bool, names map[uint64]uint32) *treetes
 		return m
 	}
 	m.AddXattr("trusted.overlay.origin", "\x00\xfb\x1d")
+	if n.moved {
+		m.AddXattr("trusted.overlay.redirect", n.path)
+	}
 	for name := range n.lower.children {
 		if n.children[name] == nil { // all whiteouts are the same file
 			m.Set(name, &treetest.Node{A: tree.Attr{Type: tree.Char}, ID: 1 << 40, Names: 7})
