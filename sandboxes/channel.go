@@ -35,7 +35,7 @@ func (s *Store) Seal(ctx context.Context, id turnstone.SandboxID, seal Seal) (Ch
 	defer func() { _ = c.Close() }()
 	res, err := c.SandboxSeal(ctx, seal.params())
 	if err != nil {
-		return ChannelKey{}, s.access().EndReason(ctx, id, err)
+		return ChannelKey{}, s.Access().EndReason(ctx, id, err)
 	}
 	return channelKey(id, res.Key)
 }

@@ -17,6 +17,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/forward"
 	"turnstone.dev/turnstone/internal/ownsocket"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/sandboxes/performed"
@@ -101,6 +102,7 @@ type holder struct {
 
 	forwards   chan struct{} // connections to ports of the sandbox
 	forwarding sync.WaitGroup
+	ports      forward.Ports // of the sandbox
 
 	still sync.RWMutex // locked while the machine has no link
 
@@ -347,6 +349,10 @@ func (h *holder) start(ctx context.Context, open Opener, spec Spec, tell reporte
 		h.watched.close()
 		return err
 	}
+	h.ports.Open = func(context.Context) (io.ReadWriteCloser, error) { return h.connect() }
+	if m, ok := h.machine.(Networked); ok {
+		h.ports.Near = m.DialGuest
+	}
 	h.relay = newRelay(sockets[0], h.connect, h.log)
 	h.secret = newChannelRelay(sockets[3], h.connect, h.log)
 	h.ctl = newControl(context.WithoutCancel(ctx), h, sockets[1])
@@ -396,6 +402,7 @@ func (h *holder) keep(ctx context.Context) {
 	_ = h.machine.Close() // before its connections, which a guest that does not read could block
 	h.ctl.close()
 	h.forwarding.Wait()
+	h.ports.Close()
 	h.relay.close()
 	h.secret.close()
 	h.watched.close()

@@ -41,8 +41,8 @@ func (c *Control) Network(ctx context.Context) (turnstone.NetworkFacts, error) {
 	return *a.Network, nil
 }
 
-// DialGuest opens a connection to a TCP port of a running sandbox. The error is of kind
-// KindUnavailable if no process listens there or the sandbox has no network.
+// DialGuest opens a connection to a TCP port of a running sandbox: at the address of its network
+// card, or else at its loopback. The error is of kind KindUnavailable if no process listens there.
 func (s *Store) DialGuest(ctx context.Context, id turnstone.SandboxID,
 	port uint16) (net.Conn, error) {
 	c, err := s.Control(ctx, id)
@@ -74,10 +74,7 @@ func (s *Store) Expose(ctx context.Context, id turnstone.SandboxID, port uint16,
 	defer watch.Wait()
 	watch.Go(func() { s.untilEnd(ctx, id, cancel) })
 	return forward.Serve(ctx, l, maxForwarded,
-		func(ctx context.Context) (io.ReadWriteCloser, func(), error) {
-			guest, err := s.DialGuest(ctx, id, port)
-			return guest, nil, err
-		}, failed)
+		func(ctx context.Context) (io.ReadWriteCloser, error) { return s.DialGuest(ctx, id, port) }, failed)
 }
 
 // untilEnd polls whether the sandbox still runs, and returns when it has ended.
@@ -105,24 +102,13 @@ func (s *Store) untilEnd(ctx context.Context, id turnstone.SandboxID,
 	}
 }
 
-// networked returns the machine if it has a network.
-func (h *holder) networked() (Networked, error) {
-	m, ok := h.machine.(Networked)
-	if !ok {
-		return nil, turnstone.Errorf("sandbox.network", turnstone.KindUnavailable,
-			"sandbox "+string(h.id),
-			"it has no network")
-	}
-	return m, nil
-}
-
 // facts answers the request network.
 func (h *holder) facts(ctx context.Context, a *controlAnswer) error {
-	m, err := h.networked()
-	if err != nil {
-		return err
+	m, ok := h.machine.(Networked)
+	var f turnstone.NetworkFacts
+	if ok {
+		f, ok = m.TakeNetwork(ctx)
 	}
-	f, ok := m.TakeNetwork(ctx)
 	if !ok {
 		return turnstone.Errorf("sandbox.network", turnstone.KindUnavailable,
 			"sandbox "+string(h.id),
@@ -140,10 +126,6 @@ func (h *holder) facts(ctx context.Context, a *controlAnswer) error {
 // dialGuest answers the request dial with one end of a socket pair. It copies between the other end
 // and the sandbox until either has ended.
 func (h *holder) dialGuest(ctx context.Context, port uint16) (*os.File, error) {
-	m, err := h.networked()
-	if err != nil {
-		return nil, err
-	}
 	if h.status().Paused {
 		return nil, pausedError(string(h.id))
 	}
@@ -157,7 +139,7 @@ func (h *holder) dialGuest(ctx context.Context, port uint16) (*os.File, error) {
 	free := func() { <-h.forwards }
 	ctx, cancel := context.WithTimeout(ctx, guestTime)
 	defer cancel()
-	guest, err := m.DialGuest(ctx, port)
+	guest, err := h.ports.Connect(ctx, port)
 	if err != nil {
 		free()
 		return nil, err

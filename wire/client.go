@@ -340,8 +340,14 @@ func (r *run) lost(ctx context.Context) error {
 // Put unpacks the tar stream r in the sandbox (FileSystem.unpack). Put may return an error before r
 // was read to its end, and reading r may outlive Put by one Read: close the source of r.
 func (c *Client) Put(ctx context.Context, dest string, r io.Reader) error {
+	return c.Unpack(ctx, FileSystemUnpackParams{Dest: dest}, r)
+}
+
+// Unpack is FileSystem.unpack with the data of r, which p's stream carries.
+func (c *Client) Unpack(ctx context.Context, p FileSystemUnpackParams, r io.Reader) error {
 	return c.Feed(r, func(id StreamID) error {
-		return c.FileSystemUnpack(ctx, &FileSystemUnpackParams{Dest: dest, Stream: id})
+		p.Stream = id
+		return c.FileSystemUnpack(ctx, &p)
 	})
 }
 
@@ -382,6 +388,11 @@ func (c *Client) Feed(r io.Reader, command func(StreamID) error) error {
 // Get writes path of the sandbox to w as a tar stream (FileSystem.pack). The stream is untrusted:
 // its names can lead out of the destination. sandboxes.Store.Download unpacks such a stream safely.
 func (c *Client) Get(ctx context.Context, path string, w io.Writer) error {
+	return c.Pack(ctx, FileSystemPackParams{Path: path}, w)
+}
+
+// Pack is FileSystem.pack, which writes the data of p's stream to w. The stream is untrusted.
+func (c *Client) Pack(ctx context.Context, p FileSystemPackParams, w io.Writer) error {
 	id := c.NewStream()
 	r, err := c.Receiver(id)
 	if err != nil {
@@ -390,9 +401,10 @@ func (c *Client) Get(ctx context.Context, path string, w io.Writer) error {
 	defer r.Close()
 	stop := context.AfterFunc(ctx, func() { _ = r.Close() })
 	defer stop()
+	p.Stream = id
 	answer := make(chan error, 1)
 	go func() {
-		err := c.FileSystemPack(ctx, &FileSystemPackParams{Path: path, Stream: id})
+		err := c.FileSystemPack(ctx, &p)
 		if err != nil {
 			_ = r.Close()
 		}
@@ -414,7 +426,7 @@ func (c *Client) Get(ctx context.Context, path string, w io.Writer) error {
 	case tail.complete():
 		return nil
 	}
-	return turnstone.Errorf(MethodFileSystemPack, turnstone.KindInternal, path,
+	return turnstone.Errorf(MethodFileSystemPack, turnstone.KindInternal, p.Path,
 		"the archive is truncated").WithHint(
 		"try again when nothing changes the file")
 }

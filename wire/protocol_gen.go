@@ -736,6 +736,8 @@ func (c *Conn) SandboxAddSecrets(ctx context.Context, p *SandboxAddSecretsParams
 type SandboxConnectParams struct {
 	// 1 to 65535.
 	Port int64 `json:"port"`
+	// Where nothing listens at that address, or there is none: at 127.0.0.1, then at ::1.
+	Loopback bool `json:"loopback,omitempty"`
 	// Carries bytes to the port.
 	In StreamID `json:"in"`
 	// Carries bytes from the port.
@@ -1055,6 +1057,8 @@ type ProcessExit struct {
 	ExitCode int64 `json:"exitCode"`
 	// The signal's name, such as SIGKILL.
 	Signal string `json:"signal,omitempty"`
+	// The signal has left a core dump.
+	CoreDumped bool `json:"coreDumped,omitempty"`
 	// A memory limit killed a process of the process tree.
 	OOMKilled bool `json:"oomKilled,omitempty"`
 	// The sandbox's disk was full.
@@ -1966,6 +1970,8 @@ type FileSystemFileInfo struct {
 	Modified string `json:"modified"`
 	// The symlink's target.
 	Target string `json:"target,omitempty"`
+	// The path without symlinks, if it differs. Only stat returns it, unless follow is false.
+	Resolved string `json:"resolved,omitempty"`
 }
 
 // FileSystemChangeKind: The kind of change.
@@ -2197,6 +2203,10 @@ type FileSystemPackParams struct {
 	Path string `json:"path"`
 	// Carries the tar stream.
 	Stream StreamID `json:"stream"`
+	// Send files with holes in GNU's sparse format 0.1 for PAX; default: holes are zeros.
+	Holes bool `json:"holes,omitempty"`
+	// Send the numbers of users and groups; default: 0.
+	Owners bool `json:"owners,omitempty"`
 }
 
 func (p *FileSystemPackParams) streams() (receive, send []StreamID) {
@@ -2219,6 +2229,9 @@ type FileSystemUnpackParams struct {
 	Dest string `json:"dest"`
 	// Carries the tar stream.
 	Stream StreamID `json:"stream"`
+	// Set owners to the users and groups of the stream, by numbers; default: new files belong
+	// to the sandbox's user in its own directories, otherwise to root.
+	Owners bool `json:"owners,omitempty"`
 }
 
 func (p *FileSystemUnpackParams) streams() (receive, send []StreamID) {
@@ -2230,8 +2243,9 @@ func (p *FileSystemUnpackParams) streams() (receive, send []StreamID) {
 
 // FileSystemUnpack calls FileSystem.unpack. Unpacks a tar stream. If the destination is a
 // directory, or ends in "/" (it is then created if missing), the contents go below it.
-// Otherwise the destination's name replaces the stream's single top-level name. The
-// answer arrives when everything is written.
+// Otherwise the destination's name replaces the stream's single top-level name. Files
+// with holes may come in GNU's sparse formats. The answer arrives when everything is
+// written.
 func (c *Conn) FileSystemUnpack(ctx context.Context, p *FileSystemUnpackParams) error {
 	return c.Call(ctx, MethodFileSystemUnpack, p, nil)
 }
@@ -2279,8 +2293,8 @@ type FileSystemServer interface {
 	Pack(ctx context.Context, c *Conn, p *FileSystemPackParams) error
 	// Unpacks a tar stream. If the destination is a directory, or ends in "/" (it is then
 	// created if missing), the contents go below it. Otherwise the destination's name
-	// replaces the stream's single top-level name. The answer arrives when everything is
-	// written.
+	// replaces the stream's single top-level name. Files with holes may come in GNU's sparse
+	// formats. The answer arrives when everything is written.
 	Unpack(ctx context.Context, c *Conn, p *FileSystemUnpackParams) error
 }
 

@@ -74,9 +74,11 @@ type SandboxCommands interface {
 
 // SandboxFiles copies files into sandboxes and out of them.
 type SandboxFiles interface {
-	Upload(ctx context.Context, id turnstone.SandboxID, src, dest string) error
-	Download(ctx context.Context, id turnstone.SandboxID, path, dest string,
-		tell func(string)) error
+	Stat(ctx context.Context, id turnstone.SandboxID, path string) (wire.FileSystemFileInfo, error)
+	CopyIn(ctx context.Context, id turnstone.SandboxID, what sandboxes.Copy) error
+	CopyOut(ctx context.Context, id turnstone.SandboxID, what sandboxes.Copy) error
+	Unpack(ctx context.Context, id turnstone.SandboxID, what sandboxes.Copy, r io.Reader) error
+	Pack(ctx context.Context, id turnstone.SandboxID, what sandboxes.Copy, w io.Writer) error
 	WriteFile(ctx context.Context, id turnstone.SandboxID, path string, r io.Reader) error
 	ReadFile(ctx context.Context, id turnstone.SandboxID, path string, w io.Writer) error
 }
@@ -107,7 +109,8 @@ func (a *App) OpenSandboxes(ctx context.Context) (Sandboxes, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &localSandboxes{Store: a.Store(h), app: a}, nil
+	s := a.Store(h)
+	return &localSandboxes{Store: s, files: files{s.Access()}, app: a}, nil
 }
 
 // Store returns the sandboxes of h, whose holder is this program, by a path that an update of its
@@ -121,9 +124,13 @@ func (a *App) Store(h *statedir.Dir) *sandboxes.Store {
 // holder keeps sandboxes. The path is that of the running program, even if its file is replaced.
 var holder = sandboxes.Holder{Path: "/proc/self/exe", Args: []string{"turn", "sandbox", "hold"}}
 
+// files has the methods of sandboxes.Access that sandboxes.Store has not: the Store's are nearer.
+type files struct{ *sandboxes.Access }
+
 // localSandboxes are the sandboxes of this machine.
 type localSandboxes struct {
 	*sandboxes.Store
+	files
 	app *App
 }
 

@@ -39,11 +39,13 @@ type Node interface {
 type Found struct {
 	Tenant string
 	Info   sandboxes.Info
-	Open   func(ctx context.Context) (io.ReadWriteCloser, error)              // to its agent
-	Dial   func(ctx context.Context, port uint16) (io.ReadWriteCloser, error) // to a port
-	Commit func(ctx context.Context) error                                    // its work as a turn
+	Open   func(ctx context.Context) (io.ReadWriteCloser, error)    // to its agent
+	Dial   func(ctx context.Context, port uint16) (net.Conn, error) // to a port
+	Commit func(ctx context.Context) error                          // its work as a turn
 	// Discard ends it without a turn.
 	Discard func(ctx context.Context) error
+
+	gone func(ctx context.Context) bool // see Door.gone; nil: it is not
 }
 
 // runs reports whether the sandbox answers.
@@ -62,7 +64,8 @@ type Options struct {
 	// the context when the token ends.
 	Verifier auth.Verifier
 	Begin    func(context.Context, auth.Principal) (context.Context, func(), error)
-	// Domain is the domain below which PORT-ID names the port of a sandbox; empty: none.
+	// Domain is the domain below which PORT-ID names the port of a sandbox, and clients are told: with a
+	// port if their URLs need one.
 	Domain string
 	// Sessions gives each new sandbox a session of its own, unless it names one.
 	Sessions bool
@@ -119,8 +122,9 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case toSandbox:
 		d.serveSandbox(w, r, id, port)
-	case r.URL.Path == "/files" && r.URL.Query().Get("signature") != "":
-		d.serveLink(w, r)
+	case r.URL.Path == "/files" && r.URL.Query().Get("signature") != "",
+		r.Header.Get(daemonHeader) != "" && r.Header.Get(apiHeader) == "":
+		d.serveUnnamed(w, r)
 	default:
 		d.api.ServeHTTP(w, r)
 	}
@@ -136,24 +140,30 @@ func (d *Door) target(r *http.Request) (id turnstone.SandboxID, port uint16, ok 
 		if err != nil {
 			n = daemonPort
 		}
+		if n == daemonPort && strings.HasPrefix(r.URL.Path, "/sandboxes/") {
+			return "", 0, false // clients up to 2.27 name the sandbox that they connect to the API too
+		}
 		return turnstone.SandboxID(name), uint16(n), true
 	}
-	host := r.Host
-	if name, _, err := net.SplitHostPort(host); err == nil {
-		host = name
-	}
-	label, domain, _ := strings.Cut(host, ".")
+	label, domain, _ := strings.Cut(withoutPort(r.Host), ".")
 	number, name, found := strings.Cut(label, "-")
 	n, err := strconv.ParseUint(number, 10, 16)
-	if !found || err != nil || n == 0 || d.o.Domain == "" || !strings.EqualFold(domain, d.o.Domain) {
+	if !found || err != nil || n == 0 || !strings.EqualFold(domain, withoutPort(d.o.Domain)) {
 		return "", 0, false
 	}
 	return turnstone.SandboxID(strings.ToLower(name)), uint16(n), true
 }
 
+func withoutPort(host string) string {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		return name
+	}
+	return host
+}
+
 // notFound is the answer that clients take for the end of a sandbox.
 func notFound(w http.ResponseWriter, id turnstone.SandboxID) {
-	envd.Refuse(w, http.StatusBadGateway, "The sandbox "+string(id)+" was not found")
+	envd.Refuse(w, http.StatusBadGateway, envd.NotFound(id))
 }
 
 // serveSandbox answers a request to a sandbox. Whether a sandbox exists is told to those alone who
@@ -184,6 +194,12 @@ func (d *Door) serveSandbox(w http.ResponseWriter, r *http.Request, id turnstone
 	ctx, cancel := d.during(r)
 	defer cancel()
 	r = r.WithContext(ctx)
+	defer func() {
+		if cut := recover(); cut != nil {
+			cutOff(r)
+			panic(cut)
+		}
+	}()
 	switch port {
 	case daemonPort:
 		d.serveDaemon(w, r, f)
@@ -237,33 +253,39 @@ func linkOf(r *http.Request) (pass.Link, bool) {
 	return l, l.Signature != ""
 }
 
-// serveLink answers a signed link that does not name its sandbox, as clients make it that were told
-// one address for all sandboxes: only one sandbox's token fits.
-func (d *Door) serveLink(w http.ResponseWriter, r *http.Request) {
+// serveUnnamed answers a request to a daemon that does not name its sandbox, as clients make signed links,
+// and those up to 2.27 all requests to a sandbox that they have connected to, if they were told one address
+// for all sandboxes: only one sandbox's token fits.
+func (d *Door) serveUnnamed(w http.ResponseWriter, r *http.Request) {
 	if d.o.Arrive != nil { // to find the sandbox, all of the node are read
 		if err := d.o.Arrive(r); err != nil {
 			d.refuse(w, err)
 			return
 		}
 	}
-	if link, ok := linkOf(r); ok {
-		now := time.Now()
-		for _, id := range d.o.Node.IDs(r.Context()) {
-			if d.o.Key.IsSigned(id, link, now) {
-				d.serveSandbox(w, r, id, daemonPort)
-				return
-			}
+	link, signed := linkOf(r)
+	token, now := r.Header.Get(daemonHeader), time.Now()
+	for _, id := range d.o.Node.IDs(r.Context()) {
+		if token != "" && d.o.Key.IsDaemon(id, token) || signed && d.o.Key.IsSigned(id, link, now) {
+			d.serveSandbox(w, r, id, daemonPort)
+			return
 		}
+	}
+	if token != "" { // perhaps of a sandbox that has ended, whose callers see no other difference
+		envd.Refuse(w, http.StatusBadGateway, "The sandbox was not found")
+		return
 	}
 	envd.Refuse(w, http.StatusUnauthorized, "unauthorized: the signature is not valid, or has expired")
 }
 
 // find returns a sandbox that was made at the door.
 func (d *Door) find(id turnstone.SandboxID) (Found, error) {
-	return d.o.Node.Find(id, func(tenant string) (channel.PublicKey, error) {
+	f, err := d.o.Node.Find(id, func(tenant string) (channel.PublicKey, error) {
 		pair, err := d.o.Key.Client(tenant)
 		return pair.Public, err
 	})
+	f.gone = func(ctx context.Context) bool { return d.gone(ctx, id) }
+	return f, err
 }
 
 // serveDaemon answers a request to the daemon of a sandbox.
@@ -272,5 +294,36 @@ func (d *Door) serveDaemon(w http.ResponseWriter, r *http.Request, f Found) {
 }
 
 func boxOf(f Found) *envd.Box {
-	return &envd.Box{ID: f.Info.ID, Tenant: f.Tenant, User: f.Info.User, Workdir: f.Info.Workdir, Open: f.Open}
+	return &envd.Box{ID: f.Info.ID, Tenant: f.Tenant, User: f.Info.User, Workdir: f.Info.Workdir, Open: f.Open,
+		Gone: f.gone}
+}
+
+// How long a sandbox that was lost may keep its work before its end is known, and the time between
+// two looks.
+const (
+	settleTime  = 2 * time.Minute
+	settlePause = 50 * time.Millisecond
+)
+
+// gone reports whether a sandbox that did not answer has ended, or is paused. One that answers again was
+// forked, or its work was kept.
+func (d *Door) gone(ctx context.Context, id turnstone.SandboxID) bool {
+	ctx, cancel := context.WithTimeout(ctx, settleTime)
+	defer cancel()
+	for {
+		f, err := d.find(id)
+		if turnstone.KindOf(err) == turnstone.KindNotFound || err == nil && !f.runs() {
+			return true
+		}
+		if err == nil {
+			if _, err = envd.Measure(envd.NewContext(ctx, boxOf(f))); err == nil {
+				return false
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(settlePause):
+		}
+	}
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -47,6 +48,9 @@ type world struct {
 	tenants map[string]string
 	proved  int // calls with a good proof
 	limits  map[string]time.Duration
+	conns   []net.Conn // to the agent
+	looks   chan string
+	refuse  func(id string) error // refuses connections to the agent; nil: nobody does
 }
 
 func (g *world) Name() string                  { return "n1" }
@@ -73,13 +77,26 @@ func (g *world) arrive(*http.Request) error {
 func (g *world) Find(id turnstone.SandboxID, owner func(string) (channel.PublicKey, error)) (e2b.Found, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	select {
+	case g.looks <- string(id):
+	default:
+	}
 	for _, s := range g.all {
 		if s.SandboxId != string(id) || s.Metadata["owner"] == "other" {
 			continue
 		}
 		open := func(context.Context) (io.ReadWriteCloser, error) {
+			g.mu.Lock()
+			refuse := g.refuse
+			g.mu.Unlock()
+			if refuse != nil {
+				return nil, refuse(string(id))
+			}
 			near, far := net.Pipe()
 			g.agent.ServeConn(far)
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.conns = append(g.conns, near)
 			return near, nil
 		}
 		return e2b.Found{Tenant: g.tenants[s.SandboxId], Open: open,
@@ -430,6 +447,41 @@ func TestTarget(t *testing.T) {
 		if status, text, _ := s.do(t, "GET", "/health", "", tt.headers...); status != tt.want {
 			t.Errorf("%s: %d %.80s", name, status, text)
 		}
+	}
+}
+
+// TestConnectNamesTheSandbox: older clients name the sandbox in the header of the call to the API that connects to it.
+func TestConnectNamesTheSandbox(t *testing.T) {
+	s := newScene(t)
+	id, _ := s.create(t, `{}`)
+	for key, want := range map[string]int{"e2b_good": 200, "e2b_weak": 403, "e2b_none": 401} {
+		status, text, _ := s.do(t, "POST", "/sandboxes/"+id+"/connect", `{"timeout":60}`, "X-Api-Key", key,
+			"E2b-Sandbox-Id", id, "E2b-Sandbox-Port", "49983")
+		if status != want {
+			t.Errorf("%s: %d %s", key, status, text)
+		}
+	}
+}
+
+// TestUnnamed: older clients do not name the sandbox that they have connected to, if they were told one address for all.
+func TestUnnamed(t *testing.T) {
+	s := newScene(t)
+	_, other := s.create(t, `{}`)
+	id, token := s.create(t, `{}`)
+	ask := func(token string) int {
+		status, _, _ := s.do(t, "GET", "/envs", "", "X-Access-Token", token)
+		return status
+	}
+	if got := []int{ask(token), ask(other), ask(token + "0"), ask("ed_")}; !slices.Equal(got, []int{200, 200, 502, 502}) {
+		t.Error(got)
+	}
+	s.end(id)
+	if got := []int{ask(token), ask(other)}; !slices.Equal(got, []int{502, 200}) {
+		t.Error(got)
+	}
+	s.often.Store(true)
+	if got := ask(other); got != 429 {
+		t.Error(got)
 	}
 }
 

@@ -22,20 +22,21 @@ const (
 // serveInterpreter answers a request to the code interpreter of a sandbox, and starts its program
 // first if nothing listens at its port.
 func (d *Door) serveInterpreter(w http.ResponseWriter, r *http.Request, f Found) {
-	if err := d.interpret(r.Context(), f); err != nil {
-		if turnstone.KindOf(err) == turnstone.KindNotFound {
-			envd.Refuse(w, http.StatusBadGateway, "The sandbox is running but port is not open: its template "+
-				f.Info.Image+" has no code interpreter; use the template "+interpreterTemplate)
-			return
-		}
-		if r.Context().Err() == nil {
-			d.o.Log.Warn("the code interpreter of a sandbox does not start", "sandbox", f.Info.ID, "error", err)
-			envd.Refuse(w, http.StatusBadGateway, "The sandbox is running but port is not open: its code "+
-				"interpreter does not start")
-		}
-		return
+	err := d.interpret(r.Context(), f)
+	switch {
+	case err == nil:
+		d.servePort(w, r, f, interpreterPort)
+	case r.Context().Err() != nil:
+	case f.gone != nil && f.gone(r.Context()):
+		notFound(w, f.Info.ID)
+	case turnstone.KindOf(err) == turnstone.KindNotFound:
+		envd.Refuse(w, http.StatusBadGateway, "The sandbox is running but port is not open: its template "+
+			f.Info.Image+" has no code interpreter; use the template "+interpreterTemplate)
+	default:
+		d.o.Log.Warn("the code interpreter of a sandbox does not start", "sandbox", f.Info.ID, "error", err)
+		envd.Refuse(w, http.StatusBadGateway, "The sandbox is running but port is not open: its code "+
+			"interpreter does not start")
 	}
-	d.servePort(w, r, f, interpreterPort)
 }
 
 // interpret makes sure that a sandbox's code interpreter listens. The error is of kind NotFound if the

@@ -23,7 +23,7 @@ func (d *Door) get(w http.ResponseWriter, r *http.Request) error {
 	p, _ := auth.FromContext(r.Context())
 	i := infoOf(s)
 	internet := f.Info.Shape.Network
-	i.Internet, i.Domain, i.Lifecycle = &internet, d.domain(), &lifecycle{OnTimeout: "kill"}
+	i.Internet, i.Domain, i.Lifecycle = &internet, d.o.Domain, &lifecycle{OnTimeout: "kill"}
 	if mayConnect(p, f.Info.ID) {
 		i.DaemonToken = d.o.Key.Daemon(f.Info.ID)
 	}

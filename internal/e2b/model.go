@@ -48,14 +48,14 @@ type newNetwork struct {
 
 // A sandboxAnswer is a sandbox to connect to.
 type sandboxAnswer struct {
-	TemplateID   string  `json:"templateID"`
-	SandboxID    string  `json:"sandboxID"`
-	Alias        string  `json:"alias,omitempty"`
-	ClientID     string  `json:"clientID"`
-	EnvdVersion  string  `json:"envdVersion"`
-	DaemonToken  string  `json:"envdAccessToken,omitempty"`
-	TrafficToken string  `json:"trafficAccessToken,omitempty"`
-	Domain       *string `json:"domain"`
+	TemplateID   string `json:"templateID"`
+	SandboxID    string `json:"sandboxID"`
+	Alias        string `json:"alias,omitempty"`
+	ClientID     string `json:"clientID"`
+	EnvdVersion  string `json:"envdVersion"`
+	DaemonToken  string `json:"envdAccessToken,omitempty"`
+	TrafficToken string `json:"trafficAccessToken,omitempty"`
+	Domain       string `json:"domain"`
 }
 
 // A sandboxInfo is a sandbox in lists, and with more when it is asked for alone.
@@ -74,7 +74,7 @@ type sandboxInfo struct {
 	State       string            `json:"state"`
 
 	DaemonToken string     `json:"envdAccessToken,omitempty"`
-	Domain      *string    `json:"domain,omitempty"`
+	Domain      string     `json:"domain,omitempty"`
 	Internet    *bool      `json:"allowInternetAccess,omitempty"`
 	Lifecycle   *lifecycle `json:"lifecycle,omitempty"`
 }
@@ -117,18 +117,11 @@ func infoOf(s *v1.Sandbox) sandboxInfo {
 func (d *Door) answerOf(s *v1.Sandbox, p auth.Principal) sandboxAnswer {
 	id := turnstone.SandboxID(s.SandboxId)
 	a := sandboxAnswer{TemplateID: s.Template, Alias: s.Template, SandboxID: s.SandboxId,
-		ClientID: s.Node, EnvdVersion: envdVersion, Domain: d.domain()}
+		ClientID: s.Node, EnvdVersion: envdVersion, Domain: d.o.Domain}
 	if mayConnect(p, id) {
 		a.DaemonToken, a.TrafficToken = d.o.Key.Daemon(id), d.o.Key.Traffic(id)
 	}
 	return a
-}
-
-func (d *Door) domain() *string {
-	if d.o.Domain == "" {
-		return nil
-	}
-	return &d.o.Domain
 }
 
 func mayConnect(p auth.Principal, id turnstone.SandboxID) bool {

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"turnstone.dev/turnstone/internal/duplex"
 	"turnstone.dev/turnstone/internal/e2b/envd"
@@ -21,13 +20,7 @@ import (
 func (d *Door) servePort(w http.ResponseWriter, r *http.Request, f Found, port uint16) {
 	t := &http.Transport{DisableCompression: true, DisableKeepAlives: true,
 		MaxResponseHeaderBytes: 64 << 10,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			c, err := f.Dial(ctx, port)
-			if err != nil {
-				return nil, err
-			}
-			return &portConn{ReadWriteCloser: c}, nil
-		}}
+		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return f.Dial(ctx, port) }}
 	defer t.CloseIdleConnections()
 	proxy := &httputil.ReverseProxy{
 		Transport: t,
@@ -50,11 +43,23 @@ func (d *Door) servePort(w http.ResponseWriter, r *http.Request, f Found, port u
 			if errors.Is(err, context.Canceled) {
 				return
 			}
+			if f.gone != nil && f.gone(r.Context()) {
+				notFound(w, f.Info.ID)
+				return
+			}
 			envd.Refuse(w, http.StatusBadGateway, "The sandbox is running but port is not open: "+
 				strconv.Itoa(int(port)))
 		},
 		ErrorLog: log.New(io.Discard, "", 0),
 	}
+	defer func() { // clients whose answer is cut off ask at once whether the sandbox runs
+		if cut := recover(); cut != nil {
+			if f.gone != nil {
+				f.gone(r.Context())
+			}
+			panic(cut)
+		}
+	}()
 	duplex.Handler(proxy).ServeHTTP(&finalWriter{ResponseWriter: w, own: w.Header().Clone()}, r)
 }
 
@@ -98,17 +103,3 @@ func hostOnly(h http.Header) {
 		h["Set-Cookie"][i] = strings.Join(append(parts[:1:1], kept...), ";")
 	}
 }
-
-// A portConn is a connection to a port as a net.Conn. Its deadlines are those of its request.
-type portConn struct{ io.ReadWriteCloser }
-
-type portAddr struct{}
-
-func (portAddr) Network() string { return "sandbox" }
-func (portAddr) String() string  { return "sandbox" }
-
-func (*portConn) LocalAddr() net.Addr              { return portAddr{} }
-func (*portConn) RemoteAddr() net.Addr             { return portAddr{} }
-func (*portConn) SetDeadline(time.Time) error      { return nil }
-func (*portConn) SetReadDeadline(time.Time) error  { return nil }
-func (*portConn) SetWriteDeadline(time.Time) error { return nil }

@@ -27,7 +27,7 @@ func TestAnswerBeforeTheBody(t *testing.T) {
 	}))
 	defer guest.Close()
 	d := &Door{}
-	f := Found{Dial: func(ctx context.Context, _ uint16) (io.ReadWriteCloser, error) {
+	f := Found{Dial: func(ctx context.Context, _ uint16) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", guest.Listener.Addr().String())
 	}}
 	door := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -81,7 +81,7 @@ func guest(t *testing.T, text string) Found {
 			}()
 		}
 	}()
-	return Found{Dial: func(ctx context.Context, _ uint16) (io.ReadWriteCloser, error) {
+	return Found{Dial: func(ctx context.Context, _ uint16) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
 	}}
 }
@@ -165,7 +165,7 @@ func TestUpgrades(t *testing.T) {
 		_ = rw.Flush()
 	}))
 	defer guest.Close()
-	f := Found{Dial: func(ctx context.Context, _ uint16) (io.ReadWriteCloser, error) {
+	f := Found{Dial: func(ctx context.Context, _ uint16) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", guest.Listener.Addr().String())
 	}}
 	door := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -201,7 +201,7 @@ func TestCookiesOfGuests(t *testing.T) {
 		w.Header().Add("Set-Cookie", "domain=x;Domain")
 	}))
 	defer guest.Close()
-	f := Found{Dial: func(ctx context.Context, _ uint16) (io.ReadWriteCloser, error) {
+	f := Found{Dial: func(ctx context.Context, _ uint16) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", guest.Listener.Addr().String())
 	}}
 	w := httptest.NewRecorder()

@@ -8,6 +8,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -46,7 +47,8 @@ func (d *Door) Serve(ctx context.Context, l net.Listener, config *tls.Config, li
 		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxStreams, SendPingTimeout: limits.Idle / 2,
 			MaxReceiveBufferPerConnection: 4 * streamBuffer, MaxReceiveBufferPerStream: streamBuffer,
 			WriteByteTimeout: limits.Stall},
-		ErrorLog: log.New(io.Discard, "", 0)} // all of it is about callers
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
+		ErrorLog:    log.New(io.Discard, "", 0)} // all of it is about callers
 	failed := make(chan error, 1)
 	go func() {
 		if config != nil {
@@ -71,4 +73,27 @@ func (d *Door) Serve(ctx context.Context, l net.Listener, config *tls.Config, li
 	_ = s.Close()
 	<-failed
 	return nil
+}
+
+// connKey finds the connection of a request in its context.
+type connKey struct{}
+
+// cutOff lets the connection of a request whose answer is cut off end with a reset, as a stream of
+// HTTP/2 does, for callers with the library connectrpc: clients of E2B from 2.38 to 2.51 take only that
+// for a lost connection. Those before, with httpcore, take only an end without a reset for one.
+func cutOff(r *http.Request) {
+	if r.ProtoMajor != 1 || !strings.HasPrefix(r.UserAgent(), "connectrpc/") {
+		return
+	}
+	c, _ := r.Context().Value(connKey{}).(net.Conn)
+	for {
+		if tcp, ok := c.(*net.TCPConn); ok {
+			_ = tcp.SetLinger(0)
+		}
+		over, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			return
+		}
+		c = over.NetConn()
+	}
 }

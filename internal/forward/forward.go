@@ -9,9 +9,8 @@ import (
 	"time"
 )
 
-// Dial opens the other end of a connection. done is called when it is no longer used; it may be
-// nil.
-type Dial func(ctx context.Context) (far io.ReadWriteCloser, done func(), err error)
+// Dial opens the other end of a connection.
+type Dial func(ctx context.Context) (far io.ReadWriteCloser, err error)
 
 // Serve forwards the connections of l, at most limit at a time, until ctx ends, and closes l. failed
 // is called from any goroutine for each connection that could not be forwarded; it may be nil. Serve
@@ -37,16 +36,13 @@ func Serve(ctx context.Context, l net.Listener, limit int, dial Dial, failed fun
 		all.Go(func() {
 			defer func() { <-slots }()
 			defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-			far, done, err := dial(ctx)
+			far, err := dial(ctx)
 			if err != nil {
 				_ = conn.Close()
 				if failed != nil && ctx.Err() == nil {
 					failed(err)
 				}
 				return
-			}
-			if done != nil {
-				defer done()
 			}
 			defer context.AfterFunc(ctx, func() { _ = far.Close() })()
 			Join(far, conn)

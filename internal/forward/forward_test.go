@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync"
 	"testing"
 
 	"turnstone.dev/turnstone/internal/forward"
@@ -19,6 +20,18 @@ func listen(t *testing.T) net.Listener {
 	}
 	t.Cleanup(func() { _ = l.Close() })
 	return l
+}
+
+// A freeing is a connection that tells when it is no longer used.
+type freeing struct {
+	*net.TCPConn
+	free func()
+}
+
+// Close implements io.Closer.
+func (f *freeing) Close() error {
+	f.free()
+	return f.TCPConn.Close()
 }
 
 // TestServe forwards a connection to an echo, with the end of its input, reports one that has no
@@ -43,12 +56,12 @@ func TestServe(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	l, served := listen(t), make(chan error, 1)
 	go func() {
-		served <- forward.Serve(ctx, l, 1, func(ctx context.Context) (io.ReadWriteCloser, func(), error) {
+		served <- forward.Serve(ctx, l, 1, func(ctx context.Context) (io.ReadWriteCloser, error) {
 			if err := <-dials; err != nil {
-				return nil, nil, err
+				return nil, err
 			}
 			c, err := (&net.Dialer{}).DialContext(ctx, "tcp", echo.Addr().String())
-			return c, func() { freed <- struct{}{} }, err
+			return &freeing{c.(*net.TCPConn), sync.OnceFunc(func() { freed <- struct{}{} })}, err
 		}, func(err error) { refused <- err })
 	}()
 	dial := func() *net.TCPConn {

@@ -2,11 +2,10 @@ package mcpdoor
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"log/slog"
-	"strings"
 	"sync"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/auth"
 	"github.com/modelcontextprotocol/go-sdk/mcp"
@@ -19,6 +18,13 @@ type Options struct {
 	// Open returns the place of a new connection, for the caller that token describes, which is nil
 	// if the transport has no tokens. It is called when the connection first needs the place.
 	Open func(ctx context.Context, token *auth.TokenInfo) (Place, error)
+	// Party returns who makes a call, for a transport whose calls have no connection: its calls name
+	// the session that they continue. nil: there are connections.
+	Party func(token *auth.TokenInfo) Party
+	Idle  time.Duration // how long a party and its sandboxes may be silent
+	// MaxResource bounds a resource in bytes of JSON, for clients that take no longer message; 0: it is
+	// not bounded.
+	MaxResource int
 	// Versions are the versions of the protocol that are offered; empty: all.
 	Versions []string
 	Log      *slog.Logger // gets no contents and no credentials
@@ -32,19 +38,27 @@ type Door struct {
 	calls  context.Context // ends with Close
 	cancel context.CancelFunc
 
-	mu     sync.Mutex
-	closed bool
-	all    map[*mcp.ServerSession]*connection
-	ending sync.WaitGroup
+	mu      sync.Mutex
+	closed  bool
+	all     map[*mcp.ServerSession]*connection
+	callers map[string]*caller
+	ending  sync.WaitGroup
 }
 
 // New returns a door. Close it.
 func New(o Options) *Door {
-	d := &Door{o: o, all: map[*mcp.ServerSession]*connection{}}
+	d := &Door{o: o, all: map[*mcp.ServerSession]*connection{}, callers: map[string]*caller{}}
+	text := instructions
+	if o.Party != nil {
+		text = instructionsOfParties
+		d.ending.Go(d.tend)
+	}
 	d.calls, d.cancel = context.WithCancel(context.Background())
 	d.server = mcp.NewServer(&mcp.Implementation{Name: "turnstone", Version: turnstone.Version},
-		&mcp.ServerOptions{Instructions: instructions, Capabilities: &mcp.ServerCapabilities{},
-			SupportedProtocolVersions: o.Versions})
+		// the lists never change, and a client that waits for it holds a stream
+		&mcp.ServerOptions{Instructions: text, Capabilities: &mcp.ServerCapabilities{
+			Tools: &mcp.ToolCapabilities{}, Prompts: &mcp.PromptCapabilities{},
+			Resources: &mcp.ResourceCapabilities{}}, SupportedProtocolVersions: o.Versions})
 	d.addTools()
 	d.addResources()
 	d.addPrompts()
@@ -69,6 +83,7 @@ func (d *Door) Close(ctx context.Context) error {
 			ends.Go(func() { _ = s.Close() })
 		}
 		ends.Wait()
+		d.closeParties()
 		d.ending.Wait()
 	}()
 	select {
@@ -101,20 +116,55 @@ func (d *Door) End(id string) {
 // errClosed is the error of calls after Close.
 var errClosed = errors.New("the server is ending")
 
-// connection returns what belongs to the connection of a request, which it opens when it is new.
-func (d *Door) connection(ctx context.Context, s *mcp.ServerSession, extra *mcp.RequestExtra) (
-	*connection, error) {
+// Working returns the IDs of the connections that have a sandbox, or a call.
+func (d *Door) Working() map[string]bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if c := d.all[s]; c != nil {
-		return c, nil
+	working := map[string]bool{}
+	for s, c := range d.all {
+		if c.busy > 0 || c.boxes.working() {
+			working[s.ID()] = true
+		}
 	}
+	return working
+}
+
+// enter begins a call of a connection, which leave ends.
+func (d *Door) enter(ctx context.Context, s *mcp.ServerSession, extra *mcp.RequestExtra) (
+	c *connection, leave func(), err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	if d.closed {
-		return nil, errClosed
+		return nil, nil, errClosed
 	}
 	var token *auth.TokenInfo
 	if extra != nil {
 		token = extra.TokenInfo
+	}
+	if d.o.Party != nil {
+		c, err = d.party(ctx, token)
+	} else {
+		c, err = d.connection(ctx, s, token)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	c.busy++
+	c.running.Add(1)
+	return c, func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		c.busy--
+		c.last = time.Now()
+		c.running.Done()
+	}, nil
+}
+
+// connection returns what belongs to a connection, which it opens when it is new. The door is locked.
+func (d *Door) connection(ctx context.Context, s *mcp.ServerSession, token *auth.TokenInfo) (
+	*connection, error) {
+	if c := d.all[s]; c != nil {
+		return c, nil
 	}
 	p, err := d.o.Open(ctx, token)
 	if err != nil {
@@ -123,8 +173,7 @@ func (d *Door) connection(ctx context.Context, s *mcp.ServerSession, extra *mcp.
 	if p.Session == "" {
 		p.Session = newSession()
 	}
-	c := &connection{place: p, log: d.o.Log, boxes: map[target]*box{}}
-	c.calls, c.cancel = context.WithCancel(context.Background())
+	c := d.newConnection(p, newBoxes(maxBoxes))
 	d.all[s] = c
 	if p.Extend != nil {
 		d.ending.Go(c.extend)
@@ -135,10 +184,8 @@ func (d *Door) connection(ctx context.Context, s *mcp.ServerSession, extra *mcp.
 		d.mu.Lock()
 		delete(d.all, s)
 		d.mu.Unlock()
-		c.close()
+		c.boxes.close(c.log)
+		c.free()
 	})
 	return c, nil
 }
-
-// newSession returns the name of a session that nobody has.
-func newSession() string { return "mcp-" + strings.ToLower(rand.Text()[:12]) }

@@ -1,6 +1,7 @@
 package mcpdoor_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,14 +35,17 @@ type place struct {
 	mu      sync.Mutex
 	events  []string
 	boxes   map[turnstone.SandboxID]bool
+	images  map[turnstone.SandboxID]string
 	begun   chan struct{} // a turn has begun
 	output  string        // of commands
+	errput  string        // their errors
+	exit    int64         // their exit code; 0: 3
 	receipt string
 	closed  chan struct{}
 }
 
 func newPlace() *place {
-	return &place{boxes: map[turnstone.SandboxID]bool{}, begun: make(chan struct{}, 100),
+	return &place{boxes: map[turnstone.SandboxID]bool{}, images: map[turnstone.SandboxID]string{}, begun: make(chan struct{}, 100),
 		closed: make(chan struct{})}
 }
 
@@ -149,11 +153,11 @@ func (p *place) Shape(context.Context, string, *bool) (turnstone.Shape, error) {
 }
 
 func (p *place) Create(_ context.Context, s sandboxes.Spec, _ func(string)) (sandboxes.Info, error) {
-	p.note("create " + s.Session + " " + s.Branch)
+	p.note(strings.TrimSpace("create " + s.Session + " " + s.Branch + " " + s.Image))
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	id := turnstone.SandboxID("sb_" + strings.Repeat("x", len(p.boxes)+1))
-	p.boxes[id] = true
+	p.boxes[id], p.images[id] = true, cmp.Or(s.Image, "base")
 	return sandboxes.Info{ID: id, State: sandboxes.StateReady}, nil
 }
 
@@ -163,7 +167,7 @@ func (p *place) Get(id turnstone.SandboxID) (sandboxes.Info, error) {
 	if !p.boxes[id] {
 		return sandboxes.Info{ID: id, State: sandboxes.StateStopped}, nil
 	}
-	return sandboxes.Info{ID: id, State: sandboxes.StateReady}, nil
+	return sandboxes.Info{ID: id, State: sandboxes.StateReady, Image: p.images[id]}, nil
 }
 
 func (p *place) Exec(ctx context.Context, id turnstone.SandboxID, c sandboxes.Command) (
@@ -174,7 +178,8 @@ func (p *place) Exec(ctx context.Context, id turnstone.SandboxID, c sandboxes.Co
 		return wire.ProcessExit{}, ctx.Err()
 	}
 	_, _ = io.WriteString(c.Stdout, p.output)
-	return wire.ProcessExit{ExitCode: 3}, nil
+	_, _ = io.WriteString(c.Stderr, p.errput)
+	return wire.ProcessExit{ExitCode: cmp.Or(p.exit, 3)}, nil
 }
 
 func (p *place) Commit(context.Context, turnstone.SandboxID) (*turnstone.TurnReport, error) {
@@ -204,12 +209,19 @@ func connect(t *testing.T, p *place, told func(string)) (*mcp.ClientSession, *mc
 func connectOver(t *testing.T, p *place, near, far mcp.Transport, told func(string)) (
 	*mcp.ClientSession, *mcpdoor.Door) {
 	t.Helper()
-	d := mcpdoor.New(mcpdoor.Options{Log: slog.New(slog.DiscardHandler),
-		Open: func(context.Context, *auth.TokenInfo) (mcpdoor.Place, error) {
-			return mcpdoor.Place{Turns: p, Sandboxes: p, Session: "s",
-				Hide:  func(s string) string { return strings.ReplaceAll(s, "/home/me/state", "$HOME") },
-				Close: func() error { close(p.closed); return nil }}, nil
-		}})
+	return connectTo(t, p, near, far, mcpdoor.Options{}, told)
+}
+
+func connectTo(t *testing.T, p *place, near, far mcp.Transport, o mcpdoor.Options, told func(string)) (
+	*mcp.ClientSession, *mcpdoor.Door) {
+	t.Helper()
+	o.Log = slog.New(slog.DiscardHandler)
+	o.Open = func(context.Context, *auth.TokenInfo) (mcpdoor.Place, error) {
+		return mcpdoor.Place{Turns: p, Sandboxes: p, Session: "s",
+			Hide:  func(s string) string { return strings.ReplaceAll(s, "/home/me/state", "$HOME") },
+			Close: func() error { close(p.closed); return nil }}, nil
+	}
+	d := mcpdoor.New(o)
 	if _, err := d.Server().Connect(t.Context(), far, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -519,21 +531,24 @@ func TestHostile(t *testing.T) {
 		{"run_turn", map[string]any{"document": long}, "may have 1048576"},
 		{"run_turn", map[string]any{"document": "---\nfiles: [/etc/passwd]\n---\n" + sample}, "file of the host"},
 		{"run_turn", map[string]any{"document": "---\nfiles: [a:b]\n---\n" + sample}, "file of the host"},
-		{"run_turn", map[string]any{"document": sample, "grant": "files"}, "unknown field"},
-		{"exec", map[string]any{"cmd": "x"}, "hint: the arguments of exec are branch, command, cwd"},
-		{"run_turn", map[string]any{"document": 5}, "cannot unmarshal"},
-		{"run_turn", []any{}, "cannot unmarshal"},
+		{"run_turn", map[string]any{"document": sample, "grant": "files"}, `"grant": is no argument`},
+		{"run_turn", map[string]any{"document": 5}, "document: is the number 5, not a string"},
+		{"run_turn", []any{}, "the arguments: are an array, not an object"},
 		{"exec", map[string]any{"command": "a\x00b"}, "zero byte"},
 		{"exec", map[string]any{"command": long}, "more than"},
 		{"exec", map[string]any{"command": "x", "timeout": 1e300}, "is not from 0"},
 		{"read_file", map[string]any{"path": "a\x00b"}, "zero byte"},
 		{"read_file", map[string]any{"path": "x"}, "no agent at $HOME/sock"},
-		{"read_file", map[string]any{"path": "x", "limit": 1 << 40}, "out of bounds"},
+		{"read_file", map[string]any{"path": "x", "limit": 1 << 40}, "limit: is not 1 to"},
 		{"write_file", map[string]any{"path": "x"}, "both missing"},
 		{"write_file", map[string]any{"path": "x", "text": "", "base64": "AA=="}, "both there"},
-		{"write_file", map[string]any{"path": "x", "base64": "!"}, "illegal base64"},
-		{"list_files", map[string]any{"path": long}, "too long"},
-		{"log", map[string]any{"turn": "a b"}, "no reference"},
+		{"write_file", map[string]any{"path": "x", "base64": "!"}, "base64: is not base64"},
+		{"list_files", map[string]any{"path": long}, "path: is too long"},
+		{"list_files", map[string]any{"after": long}, "after: is too long"},
+		{"exec", map[string]any{"command": "a", "cwd": "\x00"}, "cwd: has a zero byte"},
+		{"read_file", map[string]any{"path": "x", "offset": -1}, "offset: is negative"},
+		{"compare", map[string]any{"turns": []string{"1", "a b"}}, "turns: is no reference"},
+		{"log", map[string]any{"turn": "a b"}, "turn: is no reference"},
 		{"log", map[string]any{"turn": long}, "no reference"},
 		{"log", map[string]any{"limit": -1}, "is not 1 to"},
 		{"compare", map[string]any{"turns": []string{"1"}}, "not 2 to 10"},
@@ -576,6 +591,26 @@ func TestResources(t *testing.T) {
 		"turn://outputs/1", "turn://receipts/", "turn://receipts/a%00b", "turn://files/t_1/a%00b", "turn://receipts/%zz"} {
 		if _, err := s.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: uri}); err == nil {
 			t.Errorf("%s was read", uri)
+		}
+	}
+}
+
+// TestMaxResource: a resource that is longer as JSON than a message may be is an error, and the
+// connection goes on.
+func TestMaxResource(t *testing.T) {
+	p := newPlace()
+	near, far := mcp.NewInMemoryTransports()
+	s, _ := connectTo(t, p, near, far, mcpdoor.Options{MaxResource: 1000}, nil)
+	for _, c := range []struct {
+		receipt string
+		fits    bool
+	}{{strings.Repeat("x", 850), true}, {strings.Repeat("x", 1000), false}, {strings.Repeat("\n", 490), false},
+		{strings.Repeat("\x00", 160), false}, {strings.Repeat("\xff", 600), true}, {strings.Repeat("\xff", 750), false}} {
+		p.receipt = c.receipt
+		r, err := s.ReadResource(t.Context(), &mcp.ReadResourceParams{URI: "turn://receipts/t_1"})
+		if c.fits && (err != nil || len(r.Contents[0].Text)+len(r.Contents[0].Blob) != len(c.receipt)) ||
+			!c.fits && (err == nil || !strings.Contains(err.Error(), "as JSON")) {
+			t.Errorf("%d of %q: %v", len(c.receipt), c.receipt[:1], err)
 		}
 	}
 }

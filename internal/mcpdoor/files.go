@@ -3,6 +3,8 @@ package mcpdoor
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"path"
 	"strings"
 	"unicode/utf8"
@@ -24,11 +26,11 @@ func inSandbox(name string) string {
 	return path.Join(workspace, name)
 }
 
-// checkPath reports a path that no file has. What a path may reach is the sandbox's business: its
+// checkPath reports an argument that is no path. What a path may reach is the sandbox's business: its
 // links are resolved there.
-func checkPath(name string) error {
-	if len(name) > maxPath || strings.ContainsRune(name, 0) {
-		return turnstone.Errorf("mcp.call", turnstone.KindInvalid, "path", "is too long, or has a zero byte")
+func checkPath(name, value string) error {
+	if len(value) > maxPath || strings.ContainsRune(value, 0) {
+		return argument(name, "is too long, or has a zero byte")
 	}
 	return nil
 }
@@ -40,7 +42,7 @@ const maxPath = 4095
 func (c call) withAgent(ctx context.Context, t target, f func(*wire.Client) error) error {
 	p := c.newProgress(ctx, 0)
 	defer p.end()
-	return c.use(ctx, t, p.say, func(id turnstone.SandboxID) error {
+	return c.use(ctx, t, "", p.say, func(id turnstone.SandboxID) error {
 		conn, err := c.place.Sandboxes.Dial(ctx, id)
 		if err != nil {
 			return err
@@ -69,6 +71,7 @@ type readOut struct {
 	Base64     []byte  `json:"base64,omitempty"` // of bytes that are no text
 	Size       int64   `json:"size"`
 	NextOffset int64   `json:"next_offset,omitempty"`
+	Session    string  `json:"session,omitempty"` // that the call has begun
 }
 
 // maxRead bounds the bytes of a call of read_file.
@@ -79,37 +82,64 @@ func readFile(ctx context.Context, c call, in readIn) (out readOut, _ []mcp.Cont
 	if err := need("path", in.Path); err != nil {
 		return out, nil, err
 	}
-	if err := checkPath(in.Path); err != nil {
+	if err := checkPath("path", in.Path); err != nil {
 		return out, nil, err
 	}
 	if in.Limit == 0 {
 		in.Limit = maxInline
 	}
-	if in.Offset < 0 || in.Limit < 1 || in.Limit > maxRead {
-		return out, nil, turnstone.Errorf("mcp.read", turnstone.KindInvalid, "offset or limit",
-			"is out of bounds: limit is 1 to %d", maxRead)
+	switch {
+	case in.Offset < 0:
+		return out, nil, argument("offset", "is negative")
+	case in.Limit < 1 || in.Limit > maxRead:
+		return out, nil, argument("limit", "is not 1 to %d", maxRead)
 	}
-	err = c.withAgent(ctx, c.target(in.Session, in.Branch), func(agent *wire.Client) error {
+	t := c.work(in.Session, in.Branch)
+	out.Session = *c.begun
+	err = c.withAgent(ctx, t, func(agent *wire.Client) error {
 		r, err := agent.FileSystemRead(ctx, &wire.FileSystemReadParams{Path: inSandbox(in.Path),
 			Offset: in.Offset, Length: in.Limit})
 		if err != nil {
 			return err
 		}
-		data := r.Data
-		if !r.Eof { // a part ends between two characters
-			data = wholeRunes(data)
-			out.NextOffset = in.Offset + int64(len(data))
-		}
 		out.Size = r.Size
-		if utf8.Valid(data) && bytes.IndexByte(data, 0) < 0 {
-			text := string(data)
-			out.Text = &text
-		} else {
-			out.Base64 = data
+		out.set(r.Data, in.Offset, r.Eof)
+		for n := len(r.Data); !out.fits(); { // its escapes are several bytes each
+			n /= 2
+			out.set(r.Data[:n], in.Offset, false)
 		}
 		return nil
 	})
 	return out, nil, err
+}
+
+// set sets the result to the data at an offset, at whose end is the end of the file.
+func (o *readOut) set(data []byte, offset int64, end bool) {
+	o.Text, o.Base64, o.NextOffset = nil, nil, 0
+	if !end { // a part ends between two characters
+		data = wholeRunes(data)
+		o.NextOffset = offset + int64(len(data))
+	}
+	if utf8.Valid(data) && bytes.IndexByte(data, 0) < 0 {
+		text := string(data)
+		o.Text = &text
+	} else {
+		o.Base64 = data
+	}
+}
+
+// maxEvent bounds a result that may follow other events in bytes: clients take events of 1 MiB.
+const maxEvent = 1<<20 - 64<<10
+
+// fits reports whether a result has few enough bytes. It is in the answer twice: as JSON, and as a text
+// of JSON.
+func (o *readOut) fits() bool {
+	b, err := json.Marshal(o)
+	if err != nil {
+		return true
+	}
+	text, err := json.Marshal(string(b))
+	return err != nil || len(b)+len(text) <= maxEvent
 }
 
 // wholeRunes returns b without the beginning of a character at its end. What is no text stays.
@@ -134,8 +164,9 @@ type writeIn struct {
 }
 
 type writeOut struct {
-	Path string `json:"path"`
-	Size int64  `json:"size"`
+	Path    string `json:"path"`
+	Size    int64  `json:"size"`
+	Session string `json:"session,omitempty"` // that the call has begun
 }
 
 // writeFile writes a whole file.
@@ -143,19 +174,20 @@ func writeFile(ctx context.Context, c call, in writeIn) (out writeOut, _ []mcp.C
 	if err := need("path", in.Path); err != nil {
 		return out, nil, err
 	}
-	if err := checkPath(in.Path); err != nil {
+	if err := checkPath("path", in.Path); err != nil {
 		return out, nil, err
 	}
 	if (in.Text == nil) == (in.Base64 == nil) {
-		return out, nil, turnstone.Errorf("mcp.write", turnstone.KindInvalid, "text and base64",
-			"are both missing, or both there")
+		return out, nil, argument("text and base64", "are both missing, or both there")
 	}
 	data := in.Base64
 	if in.Text != nil {
 		data = []byte(*in.Text)
 	}
 	out.Path = inSandbox(in.Path)
-	err = c.withAgent(ctx, c.target(in.Session, in.Branch), func(agent *wire.Client) error {
+	t := c.work(in.Session, in.Branch)
+	out.Session = *c.begun
+	err = c.withAgent(ctx, t, func(agent *wire.Client) error {
 		return agent.Feed(bytes.NewReader(data), func(stream wire.StreamID) error {
 			r, err := agent.FileSystemWrite(ctx, &wire.FileSystemWriteParams{Path: out.Path,
 				Stream: stream, Parents: true})
@@ -178,6 +210,7 @@ type listIn struct {
 type listOut struct {
 	Entries []entry `json:"entries"`
 	More    bool    `json:"more"`
+	Session string  `json:"session,omitempty"` // that the call has begun
 }
 
 type entry struct {
@@ -188,11 +221,13 @@ type entry struct {
 
 // listFiles lists a folder.
 func listFiles(ctx context.Context, c call, in listIn) (out listOut, _ []mcp.Content, err error) {
-	if err := checkPath(in.Path + in.After); err != nil {
+	if err := errors.Join(checkPath("path", in.Path), checkPath("after", in.After)); err != nil {
 		return out, nil, err
 	}
 	out.Entries = []entry{}
-	err = c.withAgent(ctx, c.target(in.Session, in.Branch), func(agent *wire.Client) error {
+	t := c.work(in.Session, in.Branch)
+	out.Session = *c.begun
+	err = c.withAgent(ctx, t, func(agent *wire.Client) error {
 		r, err := agent.FileSystemList(ctx, &wire.FileSystemListParams{Path: inSandbox(in.Path),
 			After: in.After, Limit: maxList})
 		if err != nil {

@@ -1,6 +1,7 @@
 package mcpdoor
 
 import (
+	"bytes"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -24,7 +25,7 @@ func FuzzURI(f *testing.F) {
 		if scheme+a.kind == filesURI && (!strings.HasPrefix(a.path, "/") || strings.HasPrefix(a.path, "//")) {
 			t.Errorf("%q has the path %q", uri, a.path)
 		}
-		if ref, err := (target{"s", "main"}).ref(a.turn); err == nil &&
+		if ref, err := (target{"s", "main"}).ref("the turn", a.turn); err == nil &&
 			(strings.ContainsAny(ref, "\x00\n ") || len(ref) > maxRef+1+maxRef) {
 			t.Errorf("%q has the reference %q", uri, ref)
 		}
@@ -43,8 +44,10 @@ func FuzzCall(f *testing.F) {
 				t.Errorf("%q has the time %s", b, timeout)
 			}
 		}
-		for _, in := range []any{&runIn{}, &readIn{}, &writeIn{}, &listIn{}, &mergeIn{}, &compareIn{}} {
-			_ = decode(b, in)
+		for _, in := range inputs() {
+			if err := decode(b, in); err != nil && (strings.Contains(err.Error(), "Go ") && !bytes.Contains(b, []byte("Go "))) {
+				t.Errorf("%q: %v", b, err)
+			}
 		}
 		if max < 0 || max > 1<<20 {
 			return

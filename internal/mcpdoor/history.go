@@ -26,6 +26,9 @@ type snapshotOut struct {
 func snapshot(ctx context.Context, c call, in snapshotIn) (out snapshotOut, _ []mcp.Content,
 	err error) {
 	t := c.target(in.Session, in.Branch)
+	if err := t.named(); err != nil {
+		return out, nil, err
+	}
 	p := c.newProgress(ctx, 0)
 	defer p.end()
 	r, err := c.commit(ctx, t)
@@ -43,13 +46,13 @@ func snapshot(ctx context.Context, c call, in snapshotIn) (out snapshotOut, _ []
 // commitAll keeps the work in all sandboxes of a session as turns, for what is about its branches.
 func (c *connection) commitAll(ctx context.Context, session string) error {
 	var all []target
-	c.mu.Lock()
-	for t, b := range c.boxes {
+	c.boxes.mu.Lock()
+	for t, b := range c.boxes.all {
 		if t.session == session && b.id != "" {
 			all = append(all, t)
 		}
 	}
-	c.mu.Unlock()
+	c.boxes.mu.Unlock()
 	for _, t := range all {
 		if _, err := c.commit(ctx, t); err != nil {
 			return err
@@ -75,7 +78,7 @@ func fork(ctx context.Context, c call, in forkIn) (out forkOut, _ []mcp.Content,
 		return out, nil, err
 	}
 	t := c.target(in.Session, "")
-	ref, err := t.ref(in.Turn)
+	ref, err := t.ref("turn", in.Turn)
 	if err != nil {
 		return out, nil, err
 	}
@@ -98,8 +101,10 @@ type diffOut struct {
 	More  int      `json:"more,omitempty"`
 	Env   []string `json:"env"`
 	// Patch is in git's form.
-	Patch    string `json:"patch,omitempty"`
-	PatchURI string `json:"patch_uri,omitempty"`
+	Patch       string `json:"patch,omitempty"`
+	PatchBase64 []byte `json:"patch_base64,omitempty"`
+	PatchURI    string `json:"patch_uri,omitempty"`
+	Note        string `json:"note,omitempty"`
 }
 
 type change struct {
@@ -110,13 +115,13 @@ type change struct {
 // diff compares the files of two turns.
 func diff(ctx context.Context, c call, in diffIn) (out diffOut, _ []mcp.Content, err error) {
 	t := c.target(in.Session, "")
-	from, err := t.ref(in.From)
+	from, err := t.ref("from", in.From)
 	if err != nil {
 		return out, nil, err
 	}
 	to := in.To
 	if to != "" {
-		if to, err = t.ref(to); err != nil {
+		if to, err = t.ref("to", to); err != nil {
 			return out, nil, err
 		}
 	}
@@ -125,21 +130,20 @@ func diff(ctx context.Context, c call, in diffIn) (out diffOut, _ []mcp.Content,
 		return out, nil, err
 	}
 	out = diffOut{Files: []change{}, Env: []string{}}
-	patch := ""
+	patch := &output{}
 	for _, f := range d.Files {
 		if len(out.Files) < maxList {
 			out.Files = append(out.Files, change{cut(f.Path, maxPath), f.Status})
 		} else {
 			out.More++
 		}
-		if len(patch)+len(f.Patch) <= maxOutput {
-			patch += f.Patch
-		}
+		_, _ = patch.Write([]byte(f.Patch)) // it takes all
 	}
 	for _, e := range d.Env[:min(len(d.Env), maxList)] {
 		out.Env = append(out.Env, cut(e.Name, maxRef))
 	}
-	out.Patch, out.PatchURI = c.inline(cut(patch, maxOutput))
+	p := c.show("patch", patch)
+	out.Patch, out.PatchBase64, out.PatchURI, out.Note = p.text, p.bytes, p.uri, p.note
 	return out, nil, nil
 }
 
@@ -177,7 +181,10 @@ func merge(ctx context.Context, c call, in mergeIn) (out mergeOut, _ []mcp.Conte
 		}
 	}
 	t := c.target(in.Session, in.Into)
-	from, err := t.ref(in.From)
+	if err := t.named(); err != nil {
+		return out, nil, err
+	}
+	from, err := t.ref("from", in.From)
 	if err != nil {
 		return out, nil, err
 	}

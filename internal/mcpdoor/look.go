@@ -36,7 +36,7 @@ const defaultTurns = 20
 
 // log lists turns.
 func log(ctx context.Context, c call, in logIn) (out logOut, _ []mcp.Content, err error) {
-	ref, err := c.target(in.Session, "").ref(in.Turn)
+	ref, err := c.target(in.Session, "").ref("turn", in.Turn)
 	if err != nil {
 		return out, nil, err
 	}
@@ -44,8 +44,7 @@ func log(ctx context.Context, c call, in logIn) (out logOut, _ []mcp.Content, er
 		in.Limit = defaultTurns
 	}
 	if in.Limit < 1 || in.Limit > maxList {
-		return out, nil, turnstone.Errorf("mcp.log", turnstone.KindInvalid, "limit",
-			"is not 1 to %d", maxList)
+		return out, nil, argument("limit", "is not 1 to %d", maxList)
 	}
 	g, err := c.place.Turns.Log(ctx, ref, in.Limit)
 	if err != nil {
@@ -96,12 +95,11 @@ const (
 // compare lays turns side by side.
 func compare(ctx context.Context, c call, in compareIn) (out compareOut, _ []mcp.Content, err error) {
 	if len(in.Turns) < 2 || len(in.Turns) > maxCompared {
-		return out, nil, turnstone.Errorf("mcp.compare", turnstone.KindInvalid, "turns",
-			"are %d, not 2 to %d", len(in.Turns), maxCompared)
+		return out, nil, argument("turns", "are %d, not 2 to %d", len(in.Turns), maxCompared)
 	}
 	var refs []string
 	for _, text := range in.Turns {
-		ref, err := c.target(in.Session, "").ref(text)
+		ref, err := c.target(in.Session, "").ref("turns", text)
 		if err != nil {
 			return out, nil, err
 		}
@@ -143,7 +141,7 @@ type replayOut struct {
 
 // replay runs a turn again.
 func replay(ctx context.Context, c call, in turnIn) (out replayOut, _ []mcp.Content, err error) {
-	ref, err := c.target(in.Session, "").ref(in.Turn)
+	ref, err := c.target(in.Session, "").ref("turn", in.Turn)
 	if err != nil {
 		return out, nil, err
 	}
@@ -186,7 +184,7 @@ type verifyOut struct {
 
 // verify checks the signatures of a turn and of its ancestors, and the data that they need.
 func verify(ctx context.Context, c call, in turnIn) (out verifyOut, _ []mcp.Content, err error) {
-	ref, err := c.target(in.Session, "").ref(in.Turn)
+	ref, err := c.target(in.Session, "").ref("turn", in.Turn)
 	if err != nil {
 		return out, nil, err
 	}

@@ -2,6 +2,8 @@ package mcpdoor
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"io"
 	"net/url"
 	"strings"
@@ -46,6 +48,15 @@ func textResult(uri, kind, text string) *mcp.ReadResourceResult {
 		Text: text}}}
 }
 
+// dataResult returns a text of a kind, or bytes that are none.
+func dataResult(uri, kind string, b []byte) *mcp.ReadResourceResult {
+	if utf8.Valid(b) {
+		return textResult(uri, kind, string(b))
+	}
+	return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{{URI: uri,
+		MIMEType: "application/octet-stream", Blob: b}}}
+}
+
 // An address is a parsed address of a resource.
 type address struct{ kind, turn, path string }
 
@@ -88,19 +99,36 @@ func parseURI(uri string) (a address, err error) {
 
 // read answers the read of a resource.
 func (d *Door) read(ctx context.Context, r *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
-	c, err := d.connection(ctx, r.Session, r.Extra)
+	c, leave, err := d.enter(ctx, r.Session, r.Extra)
 	if err != nil {
 		return nil, err
 	}
+	defer leave()
 	res, err := c.read(ctx, r.Params.URI)
+	if err == nil {
+		err = d.bounded(res)
+	}
 	switch {
 	case turnstone.KindOf(err) == turnstone.KindNotFound:
 		return nil, mcp.ResourceNotFoundError(r.Params.URI)
-	case err != nil && c.place.Hide != nil:
-		return nil, turnstone.Errorf("mcp.read", turnstone.KindOf(err), "the resource", "%s",
-			c.place.Hide(err.Error()))
+	case err != nil:
+		return nil, errors.New(explain(err, c.place.Hide))
 	}
 	return res, err
+}
+
+// bounded reports a resource that is longer as JSON than the client takes.
+func (d *Door) bounded(r *mcp.ReadResourceResult) error {
+	if d.o.MaxResource == 0 {
+		return nil
+	}
+	b, err := json.Marshal(r)
+	if err != nil || len(b) <= d.o.MaxResource {
+		return err
+	}
+	return turnstone.Errorf("mcp.read", turnstone.KindExhausted, "the resource", "has %s as JSON, and "+
+		"a message has at most %s", turnstone.Bytes(len(b)), turnstone.Bytes(d.o.MaxResource)).
+		WithHint(readParts)
 }
 
 func (c *connection) read(ctx context.Context, uri string) (*mcp.ReadResourceResult, error) {
@@ -109,13 +137,13 @@ func (c *connection) read(ctx context.Context, uri string) (*mcp.ReadResourceRes
 		return nil, err
 	}
 	if scheme+a.kind == outputsURI {
-		text, err := c.kept.get(uri)
+		b, err := c.kept.get(uri)
 		if err != nil {
 			return nil, err
 		}
-		return textResult(uri, "text/plain", text), nil
+		return dataResult(uri, "text/plain", b), nil
 	}
-	ref, err := c.target("", "").ref(a.turn)
+	ref, err := c.target("", "").ref("the turn", a.turn)
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +155,7 @@ func (c *connection) read(ctx context.Context, uri string) (*mcp.ReadResourceRes
 		if len(text) > maxResource {
 			return nil, tooLarge("the receipt")
 		}
-		return textResult(uri, markdown, strings.ToValidUTF8(string(text), "\uFFFD")), nil
+		return dataResult(uri, markdown, text), nil
 	}
 	return c.readState(ctx, uri, ref, a.path)
 }
@@ -149,14 +177,12 @@ func (c *connection) readState(ctx context.Context, uri, ref, name string) (
 	if err != nil {
 		return nil, err
 	}
-	if utf8.Valid(b) {
-		return textResult(uri, "text/plain", string(b)), nil
-	}
-	return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{{URI: uri,
-		MIMEType: "application/octet-stream", Blob: b}}}, nil
+	return dataResult(uri, "text/plain", b), nil
 }
 
 func tooLarge(what string) error {
 	return turnstone.Errorf("mcp.read", turnstone.KindExhausted, what, "has more than %s",
-		turnstone.Bytes(maxResource)).WithHint("read parts with read_file")
+		turnstone.Bytes(maxResource)).WithHint(readParts)
 }
+
+const readParts = "read parts with read_file"

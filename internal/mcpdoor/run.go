@@ -2,16 +2,13 @@ package mcpdoor
 
 import (
 	"context"
-	"errors"
 	"strings"
-	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/executor"
-	"turnstone.dev/turnstone/sandboxes"
 )
 
 type runIn struct {
@@ -64,7 +61,7 @@ func run(ctx context.Context, c call, in runIn) (out turnOut, texts []mcp.Conten
 	if err != nil {
 		return out, nil, err
 	}
-	t := c.target(in.Session, in.Branch)
+	t := c.work(in.Session, in.Branch)
 	p := c.newProgress(ctx, len(doc.Steps))
 	defer p.end()
 	var report *turnstone.TurnReport
@@ -116,92 +113,3 @@ func (c call) answer(r *turnstone.TurnReport) (turnOut, []mcp.Content) {
 	}
 	return out, texts
 }
-
-type execIn struct {
-	Command string  `json:"command"`
-	Cwd     string  `json:"cwd"`
-	Stdin   string  `json:"stdin"`
-	Timeout float64 `json:"timeout"`
-	Session string  `json:"session"`
-	Branch  string  `json:"branch"`
-}
-
-type execOut struct {
-	ExitCode  int64  `json:"exit_code"`
-	Stdout    string `json:"stdout"`
-	Stderr    string `json:"stderr"`
-	StdoutURI string `json:"stdout_uri,omitempty"`
-	StderrURI string `json:"stderr_uri,omitempty"`
-	TimedOut  bool   `json:"timed_out"`
-}
-
-// Bounds of commands.
-const (
-	defaultTimeout = 2 * time.Minute
-	maxTimeout     = time.Hour
-	maxCommand     = 128<<10 - 1 // what a process may have as one argument
-)
-
-var errTimeUp = errors.New("the time is up")
-
-// command returns the command of a call, and its time.
-func (in execIn) command() (sandboxes.Command, time.Duration, error) {
-	bad := func(what, format string, args ...any) (sandboxes.Command, time.Duration, error) {
-		return sandboxes.Command{}, 0, turnstone.Errorf("mcp.exec", turnstone.KindInvalid, what,
-			format, args...)
-	}
-	timeout := defaultTimeout
-	switch {
-	case in.Command == "":
-		return bad("command", "is missing")
-	case len(in.Command) > maxCommand:
-		return bad("command", "has more than %d bytes", maxCommand)
-	case strings.ContainsRune(in.Command+in.Cwd, 0):
-		return bad("command", "has a zero byte")
-	case in.Timeout != 0 && !(in.Timeout > 0 && in.Timeout <= maxTimeout.Seconds()):
-		return bad("timeout", "is not from 0 to %d seconds", int(maxTimeout.Seconds()))
-	case in.Timeout != 0:
-		timeout = time.Duration(in.Timeout * float64(time.Second))
-	}
-	cmd := sandboxes.Command{Argv: []string{"bash", "-c", in.Command}}
-	if in.Cwd != "" {
-		cmd.Cwd = inSandbox(in.Cwd)
-	}
-	if in.Stdin != "" {
-		cmd.Stdin = strings.NewReader(in.Stdin)
-	}
-	return cmd, timeout, nil
-}
-
-// exec runs a command in the sandbox of a branch.
-func exec(ctx context.Context, c call, in execIn) (out execOut, _ []mcp.Content, err error) {
-	cmd, timeout, err := in.command()
-	if err != nil {
-		return out, nil, err
-	}
-	stdout, stderr := &output{}, &output{}
-	cmd.Stdout, cmd.Stderr = stdout, stderr
-	p := c.newProgress(ctx, 0)
-	defer p.end()
-	err = c.use(ctx, c.target(in.Session, in.Branch), p.say, func(id turnstone.SandboxID) error {
-		p.say("the command runs")
-		ctx, cancel := context.WithTimeoutCause(ctx, timeout, errTimeUp)
-		defer cancel()
-		exit, err := c.place.Sandboxes.Exec(ctx, id, cmd)
-		out.ExitCode = exit.ExitCode
-		if err != nil && errors.Is(context.Cause(ctx), errTimeUp) {
-			out.TimedOut, out.ExitCode = true, exitTimedOut
-			return nil
-		}
-		return err
-	})
-	if err != nil {
-		return out, nil, err
-	}
-	out.Stdout, out.StdoutURI = c.inline(stdout.result())
-	out.Stderr, out.StderrURI = c.inline(stderr.result())
-	return out, nil, nil
-}
-
-// exitTimedOut is the exit code of a command that had no more time, as turn exec has it.
-const exitTimedOut = 124

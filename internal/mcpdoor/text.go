@@ -53,62 +53,90 @@ func (o *output) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// result returns what was written, with a line at its end if that is not all.
-func (o *output) result() string {
+// result returns what is kept of what was written, and how many bytes are not.
+func (o *output) result() (data []byte, more int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	s := strings.ToValidUTF8(string(o.text), string(utf8.RuneError))
-	if more := o.total - int64(len(o.text)); more > 0 {
-		s += fmt.Sprintf("\n[… %d more bytes were not kept …]\n", more)
+	data = o.text
+	if o.total > int64(len(data)) { // the end may be in the middle of a character
+		data = wholeRunes(data)
+	}
+	return data, o.total - int64(len(data))
+}
+
+// A shown is an output within a result.
+type shown struct {
+	text  string // without its middle if it is long
+	bytes []byte // all of a short output that is no text
+	uri   string // all that is kept of another output, unless text has it; may be empty
+	note  string // about an output that is no text; may be empty
+}
+
+// show returns an output as the results of a call have it under a name.
+func (c *connection) show(name string, o *output) (s shown) {
+	data, more := o.result()
+	text, left := strings.ToValidUTF8(string(data), string(utf8.RuneError)), ""
+	if more > 0 {
+		left = fmt.Sprintf("\n[… %d more bytes were not kept …]\n", more)
+	}
+	s.text = cut(text+left, maxInline)
+	valid := utf8.Valid(data)
+	switch {
+	case valid && len(text)+len(left) <= maxInline:
+	case valid:
+		s.uri = c.kept.keep([]byte(text + left))
+	case len(data) <= maxInline:
+		s.bytes = data
+		s.note = name + " has bytes that are not UTF-8: " + name + "_base64 has all of it"
+	default:
+		s.uri = c.kept.keep(data)
+		s.note = name + " has bytes that are not UTF-8: " + name + "_uri has all of it"
+		if more > 0 {
+			s.note += fmt.Sprintf(" but %d bytes at its end", more)
+		}
 	}
 	return s
 }
 
-// outputs are the long texts of a connection that its client may still read as resources: the
+// outputs are the long outputs of a connection that its client may still read as resources: the
 // latest ones. They are safe for concurrent use.
 type outputs struct {
 	mu    sync.Mutex
 	next  int
-	all   map[string]string
+	size  int
+	all   map[string][]byte
 	order []string
 }
 
-// maxKept bounds the texts that a connection keeps.
-const maxKept = 16
+// maxKept bounds the outputs that a connection keeps in bytes.
+const maxKept = 16 << 20
 
-// keep returns the address of a text.
-func (o *outputs) keep(text string) string {
+// keep returns the address of an output.
+func (o *outputs) keep(data []byte) string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.all == nil {
-		o.all = map[string]string{}
+		o.all = map[string][]byte{}
 	}
 	o.next++
 	uri := fmt.Sprintf("%s%d", outputsURI, o.next)
-	o.all[uri] = text
-	if o.order = append(o.order, uri); len(o.order) > maxKept {
+	o.all[uri] = data
+	o.order = append(o.order, uri)
+	for o.size += len(data); o.size > maxKept; o.order = o.order[1:] {
+		o.size -= len(o.all[o.order[0]])
 		delete(o.all, o.order[0])
-		o.order = o.order[1:]
 	}
 	return uri
 }
 
-// get returns the text at an address.
-func (o *outputs) get(uri string) (string, error) {
+// get returns the output at an address.
+func (o *outputs) get(uri string) ([]byte, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	text, ok := o.all[uri]
+	data, ok := o.all[uri]
 	if !ok {
-		return "", turnstone.Errorf("mcp.read", turnstone.KindNotFound, "the output",
-			"is not kept: a connection has its last %d", maxKept)
+		return nil, turnstone.Errorf("mcp.read", turnstone.KindNotFound, "the output",
+			"is not kept: a connection has the last %s", turnstone.Bytes(maxKept))
 	}
-	return text, nil
-}
-
-// inline returns a text as it is in a result, and the address of the whole text if that is longer.
-func (c *connection) inline(text string) (string, string) {
-	if len(text) <= maxInline {
-		return text, ""
-	}
-	return cut(text, maxInline), c.kept.keep(text)
+	return data, nil
 }

@@ -1,14 +1,8 @@
 package mcpdoor
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
-	"io"
-	"maps"
-	"slices"
-	"strings"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
@@ -19,6 +13,16 @@ import (
 type call struct {
 	*connection
 	request *mcp.CallToolRequest
+	begun   *string // the session that the call has begun, which the next one has to name; or empty
+}
+
+// work is target for a call that works in a sandbox, where a call that names no session may begin one.
+func (c call) work(session, branch string) target {
+	if session == "" && c.handles {
+		session = newSession()
+		*c.begun = session
+	}
+	return c.target(session, branch)
 }
 
 // A tool is a tool's definition: its schemas are JSON.
@@ -27,18 +31,6 @@ type tool struct {
 	in, out           string
 	// reads says that the tool changes nothing; adds, that it only adds.
 	reads, adds bool
-}
-
-// hint names the tool's arguments, of which a model that has guessed one needs the right one.
-func (t *tool) hint() string {
-	var schema struct {
-		Properties map[string]json.RawMessage `json:"properties"`
-	}
-	if err := json.Unmarshal([]byte(t.in), &schema); err != nil || len(schema.Properties) == 0 {
-		return ""
-	}
-	return "the arguments of " + t.name + " are " +
-		strings.Join(slices.Sorted(maps.Keys(schema.Properties)), ", ")
 }
 
 // add adds a tool whose calls f answers. Arguments that the tool does not have are errors, so that a
@@ -59,19 +51,24 @@ func add[In, Out any](d *Door, t tool,
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		defer context.AfterFunc(d.calls, cancel)()
-		conn, err := d.connection(ctx, r.Session, r.Extra)
+		conn, leave, err := d.enter(ctx, r.Session, r.Extra)
 		if err != nil {
 			return d.failure(nil, err), nil
 		}
+		defer leave()
 		defer context.AfterFunc(conn.calls, cancel)()
 		var in In
 		if err := decode(r.Params.Arguments, &in); err != nil {
-			return d.failure(conn, turnstone.NewError("mcp.call", turnstone.KindInvalid,
-				"the arguments", err).WithHint(t.hint())), nil
-		}
-		out, texts, err := f(ctx, call{conn, r}, in)
-		if err != nil {
 			return d.failure(conn, err), nil
+		}
+		c := call{conn, r, new(string)}
+		out, texts, err := f(ctx, c, in)
+		if err != nil {
+			failure := d.failure(conn, err)
+			if *c.begun != "" {
+				failure.Content = append(failure.Content, &mcp.TextContent{Text: "session: " + *c.begun})
+			}
+			return failure, nil
 		}
 		b, err := json.Marshal(out)
 		if err != nil {
@@ -84,23 +81,6 @@ func add[In, Out any](d *Door, t tool,
 	})
 }
 
-// decode decodes the arguments of a call.
-func decode(b []byte, in any) error {
-	if len(bytes.TrimSpace(b)) == 0 {
-		b = []byte("{}")
-	}
-	dec := json.NewDecoder(bytes.NewReader(b))
-	dec.DisallowUnknownFields()
-	err := dec.Decode(in)
-	if err == nil {
-		if _, err = dec.Token(); errors.Is(err, io.EOF) {
-			return nil
-		}
-		err = errors.New("more than one value")
-	}
-	return err
-}
-
 // failure returns the result of a call that failed.
 func (d *Door) failure(c *connection, err error) *mcp.CallToolResult {
 	if c == nil {
@@ -109,8 +89,14 @@ func (d *Door) failure(c *connection, err error) *mcp.CallToolResult {
 	return failed(err, c.place.Hide)
 }
 
-// failed returns an error as a model reads it: what failed, and what to do.
+// failed returns an error as the result of a call.
 func failed(err error, hide func(string) string) *mcp.CallToolResult {
+	return &mcp.CallToolResult{IsError: true,
+		Content: []mcp.Content{&mcp.TextContent{Text: explain(err, hide)}}}
+}
+
+// explain returns an error as a model reads it: what failed, and what to do.
+func explain(err error, hide func(string) string) string {
 	text := err.Error()
 	if hint := turnstone.HintOf(err); hint != "" {
 		text += "\nhint: " + hint
@@ -118,8 +104,7 @@ func failed(err error, hide func(string) string) *mcp.CallToolResult {
 	if hide != nil {
 		text = hide(text)
 	}
-	return &mcp.CallToolResult{IsError: true,
-		Content: []mcp.Content{&mcp.TextContent{Text: cut(text, maxError)}}}
+	return cut(text, maxError)
 }
 
 // need returns the error of a missing argument, or nil.
@@ -127,5 +112,5 @@ func need(name, value string) error {
 	if value != "" {
 		return nil
 	}
-	return turnstone.Errorf("mcp.call", turnstone.KindInvalid, name, "is missing")
+	return argument(name, "is missing")
 }

@@ -9,6 +9,13 @@ const instructions = `Turnstone runs work in Linux sandboxes and keeps every res
 	`(default: main) select others. A turn is named @3, @BRANCH, SESSION@3 or t_…. When the ` +
 	`connection ends, the sandbox's work is kept as a turn.`
 
+// instructionsOfParties are instructions for clients that have no connection.
+const instructionsOfParties = `Turnstone runs work in Linux sandboxes and keeps every result. A turn is one run of a ` +
+	`markdown document; a session is a tree of turns, and each turn begins with the files that its parent left. ` +
+	`A call of run_turn, exec or a file tool that names no session begins one, with a sandbox when first needed. Its ` +
+	`result has the session: name it in later calls to go on there. branch (default: main) selects another branch. ` +
+	`A turn is named @3, @BRANCH, SESSION@3 or t_…. A sandbox that is silent ends, and its work is kept as a turn.`
+
 // object returns the schema of an object whose required properties end with "!". Each property is
 // "NAME TYPE" or "NAME TYPE DESCRIPTION"; TYPE is a type of JSON Schema, or "[]" and one.
 func object(properties ...string) string {
@@ -50,21 +57,25 @@ func (d *Door) addTools() {
 	add(d, tool{name: "exec", description: "Run a bash command in the session's sandbox, which keeps " +
 		"files and processes between calls. Begins in /workspace.",
 		in: object("command! string", "cwd string", "stdin string",
-			"timeout number seconds, default 120", session, branch),
+			"timeout number seconds, default 120",
+			"image string of a new session, such as python or alpine:3", session, branch),
 		out: object("exit_code! integer", "stdout! string", "stderr! string",
-			"stdout_uri string all of a long output", "stderr_uri string", "timed_out boolean")}, exec)
+			"stdout_base64 string if it is not UTF-8", "stderr_base64 string",
+			"stdout_uri string all of a long output", "stderr_uri string", "timed_out boolean",
+			"note string", "session string")}, exec)
 	add(d, tool{name: "read_file", description: "Read a file of the sandbox.", reads: true,
 		in: object("path! string", "offset integer", "limit integer bytes, default 16384", session,
 			branch),
 		out: object("text string", "base64 string", "size! integer",
-			"next_offset integer more follows")}, readFile)
+			"next_offset integer more follows", "session string")}, readFile)
 	add(d, tool{name: "write_file", description: "Write a whole file of the sandbox, with its folders. " +
 		"Give text or base64.",
 		in:  object("path! string", "text string", "base64 string", session, branch),
-		out: object("path! string", "size! integer")}, writeFile)
+		out: object("path! string", "size! integer", "session string")}, writeFile)
 	add(d, tool{name: "list_files", description: "List a folder of the sandbox.", reads: true,
-		in:  object("path string", "after string continue after this name", session, branch),
-		out: object("entries! []object name, type, size", "more! boolean")}, listFiles)
+		in: object("path string", "after string continue after this name", session, branch),
+		out: object("entries! []object name, type, size", "more! boolean",
+			"session string")}, listFiles)
 	add(d, tool{name: "snapshot", description: "Keep the sandbox's work as a turn, to fork, diff or " +
 		"return to. The sandbox continues.", adds: true,
 		in: object(session, branch),
@@ -83,7 +94,7 @@ func (d *Door) addHistoryTools() {
 		"its parent.", reads: true,
 		in: object("from string", "to string", "patch boolean", session),
 		out: object("files! []object path, status A M D R T", "more integer", "env! []string", "patch string",
-			"patch_uri string")}, diff)
+			"patch_base64 string", "patch_uri string", "note string")}, diff)
 	add(d, tool{name: "merge", description: "Merge a branch or turn into a branch, three-way. With " +
 		"conflicts nothing changes, unless prefer decides.",
 		in: object("from! string", "into string default: main", "prefer string ours or theirs",

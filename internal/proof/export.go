@@ -42,13 +42,14 @@ func Export(envelope []byte, format string) ([]byte, error) {
 		Hint string `json:"hint"`
 	}
 	type material struct {
-		PublicKey hint `json:"publicKey"`
+		PublicKey   hint       `json:"publicKey"`
+		TlogEntries []struct{} `json:"tlogEntries"` // some readers want the list, if only an empty one
 	}
 	node := e.Signatures[0]
 	return json.Marshal(struct {
 		MediaType string   `json:"mediaType"`
 		Material  material `json:"verificationMaterial"`
 		Envelope  dsse     `json:"dsseEnvelope"`
-	}{bundleType, material{hint{node.KeyID}}, dsse{e.Payload, e.PayloadType,
+	}{bundleType, material{hint{node.KeyID}, []struct{}{}}, dsse{e.Payload, e.PayloadType,
 		[]signature{{node.Sig, node.KeyID}}}})
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	intoto "github.com/in-toto/attestation/go/v1"
 	"github.com/secure-systems-lab/go-securesystemslib/dsse"
@@ -82,8 +83,8 @@ func Decode(payload []byte, to any) error {
 }
 
 // CheckInToto checks that an untrusted payload, within the bounds of this package, is an in-toto
-// statement about a predicate of this type.
-func CheckInToto(payload []byte, predicateType, about string) error {
+// statement about a predicate of one of these types.
+func CheckInToto(payload []byte, about string, types ...string) error {
 	if len(payload) > maxPayload {
 		return fmt.Errorf("has %d bytes; the limit is %d", len(payload), maxPayload)
 	}
@@ -98,7 +99,7 @@ func CheckInToto(payload []byte, predicateType, about string) error {
 	if err := general.Validate(); err != nil {
 		return fmt.Errorf("is no valid in-toto statement: %w", err)
 	}
-	if t := general.GetPredicateType(); t != predicateType {
+	if t := general.GetPredicateType(); !slices.Contains(types, t) {
 		return fmt.Errorf("is about %.200q, not about %s", t, about)
 	}
 	return nil

@@ -48,12 +48,12 @@ const text = "# A turn\n\n```bash\ntrue\n```\n"
 func statement(receipt string, signers ...*key.Signer) *Statement {
 	at := time.Date(2026, 11, 22, 6, 7, 42, 0, time.UTC)
 	d := func(s string) turnstone.Digest { return turnstone.DigestBytes([]byte(s)) }
-	s := &Statement{Subjects: Subjects{Receipt: d(receipt), Record: d("record"), FS: d("fs"),
+	s := &Statement{Subjects: Subjects{Receipt: d(receipt), Record: d("record"),
 		Layer: d("layer"), Trace: d("trace")},
 		Predicate: Predicate{Turn: Turn{ID: "t_06h03ngqkbsd5up1q4", Session: "s_06h03ngqkbsd5up1q4",
 			Number: 2, Branch: "main", Kind: turnstone.TurnKindRun, Title: "<A> & turn",
 			Result: turnstone.ResultPassed, Started: at.Add(123 * time.Millisecond), Millis: 5},
-			Document: d("document"), Parents: []Parent{{Turn: "t_06h03ngolu1qi3tlcc",
+			Document: d("document"), FS: d("fs"), Parents: []Parent{{Turn: "t_06h03ngolu1qi3tlcc",
 				Record: d("parent"), Statement: d("parent's statement")}},
 			Template: Template{Name: "base", Digest: d("template")},
 			Machine:  Machine{Substrate: "gvisor", Memory: 2 << 30}, Program: "v1", Time: at}}

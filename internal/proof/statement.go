@@ -19,7 +19,10 @@ import (
 // The types of a statement.
 const (
 	PayloadType   = "application/vnd.in-toto+json"
-	PredicateType = "https://turnstone.dev/attestations/turn/v1"
+	PredicateType = "https://turnstone.dev/attestations/turn/v2"
+	// FirstPredicateType is that of earlier versions, with which the FS hash is a subject, by a name of an
+	// algorithm that is turn's own. Sigstore's verifiers in Python refuse such names.
+	FirstPredicateType = "https://turnstone.dev/attestations/turn/v1"
 )
 
 // Bounds of an untrusted statement.
@@ -32,28 +35,30 @@ const (
 const (
 	SubjectReceipt = "receipt"     // its text without the evidence
 	SubjectRecord  = "record"      // the object of the store
-	SubjectFS      = "fs"          // the FS hash of the state
+	SubjectFS      = "fs"          // the FS hash of the state, of earlier versions
 	SubjectLayer   = "fs.diff"     // the layer
 	SubjectTrace   = "trace.span"  // the commands
 	SubjectMachine = "snapshot.vm" // the list of the kept machine's files
 )
 
-// fsAlgorithm is the FS hash's name among digests: it is no hash of a byte string.
+// fsAlgorithm is the FS hash's name among the digests of earlier versions.
 const fsAlgorithm = "turnstoneFsHash"
 
 // A Statement is what the signers of a turn vouch for.
 type Statement struct {
 	Subjects  Subjects
 	Predicate Predicate
+	First     bool // it has the form of FirstPredicateType
 }
 
 // Subjects are the digests of what a turn left. All except Receipt and Record may be empty.
-type Subjects struct{ Receipt, Record, FS, Layer, Trace, Machine turnstone.Digest }
+type Subjects struct{ Receipt, Record, Layer, Trace, Machine turnstone.Digest }
 
 // A Predicate describes a turn.
 type Predicate struct {
 	Turn        Turn             `json:"turn"`
 	Document    turnstone.Digest `json:"document"`
+	FS          turnstone.Digest `json:"fs,omitempty"` // the FS hash of the state, which is no hash of a byte string
 	Parents     []Parent         `json:"parents"`
 	Template    Template         `json:"template"`
 	Machine     Machine          `json:"machine"`
@@ -140,13 +145,13 @@ type subject struct {
 	Digest map[string]string `json:"digest"`
 }
 
-// list returns the subjects in their order.
-func (s Subjects) list() (all []subject) {
+// list returns the subjects in their order. fs is the FS hash if it is one of them.
+func (s Subjects) list(fs turnstone.Digest) (all []subject) {
 	for _, one := range []struct {
 		name, algorithm string
 		digest          turnstone.Digest
 	}{{SubjectReceipt, "sha256", s.Receipt}, {SubjectRecord, "sha256", s.Record},
-		{SubjectFS, fsAlgorithm, s.FS}, {SubjectLayer, "sha256", s.Layer},
+		{SubjectFS, fsAlgorithm, fs}, {SubjectLayer, "sha256", s.Layer},
 		{SubjectTrace, "sha256", s.Trace}, {SubjectMachine, "sha256", s.Machine}} {
 		if one.digest != "" {
 			all = append(all, subject{one.name, map[string]string{one.algorithm: one.digest.Hex()}})
@@ -155,27 +160,31 @@ func (s Subjects) list() (all []subject) {
 	return all
 }
 
-// subjects is the reverse of list.
-func subjects(list []subject) (s Subjects, err error) {
-	at := map[string]*turnstone.Digest{SubjectReceipt: &s.Receipt, SubjectRecord: &s.Record,
-		SubjectFS: &s.FS, SubjectLayer: &s.Layer, SubjectTrace: &s.Trace,
-		SubjectMachine: &s.Machine}
+// subjects sets the subjects, which is the reverse of list.
+func (s *Statement) subjects(list []subject) error {
+	at := map[string]*turnstone.Digest{SubjectReceipt: &s.Subjects.Receipt,
+		SubjectRecord: &s.Subjects.Record, SubjectLayer: &s.Subjects.Layer,
+		SubjectTrace: &s.Subjects.Trace, SubjectMachine: &s.Subjects.Machine}
+	if s.First {
+		at[SubjectFS] = &s.Predicate.FS
+	}
 	for _, one := range list {
 		to := at[one.Name]
 		if to == nil || *to != "" || len(one.Digest) != 1 {
-			return s, fmt.Errorf("the subject %.60q is not expected here", one.Name)
+			return fmt.Errorf("the subject %.60q is not expected here", one.Name)
 		}
 		for algorithm, hex := range one.Digest {
 			if (algorithm == fsAlgorithm) != (one.Name == SubjectFS) ||
 				algorithm != fsAlgorithm && algorithm != "sha256" {
-				return s, fmt.Errorf("the subject %s has a digest %.60q", one.Name, algorithm)
+				return fmt.Errorf("the subject %s has a digest %.60q", one.Name, algorithm)
 			}
+			var err error
 			if *to, err = turnstone.ParseDigest("sha256:" + hex); err != nil {
-				return s, fmt.Errorf("the subject %s: %w", one.Name, err)
+				return fmt.Errorf("the subject %s: %w", one.Name, err)
 			}
 		}
 	}
-	return s, nil
+	return nil
 }
 
 // Encode returns the payload of an envelope: JSON without white space. The error is of kind Invalid
@@ -192,8 +201,12 @@ func (s *Statement) Encode() ([]byte, error) {
 }
 
 func (s *Statement) encode() ([]byte, error) {
-	e := encoded{Type: intoto.StatementTypeUri, Subject: s.Subjects.list(),
+	e := encoded{Type: intoto.StatementTypeUri, Subject: s.Subjects.list(""),
 		PredicateType: PredicateType, Predicate: s.Predicate}
+	if s.First {
+		e.PredicateType, e.Predicate.FS = FirstPredicateType, ""
+		e.Subject = s.Subjects.list(s.Predicate.FS)
+	}
 	return compact(e)
 }
 
@@ -215,7 +228,7 @@ func DecodeStatement(payload []byte) (*Statement, error) {
 		return nil, turnstone.Errorf("proof.statement", turnstone.KindIntegrity, "the statement",
 			format, args...)
 	}
-	if err := CheckInToto(payload, PredicateType, "a turn"); err != nil {
+	if err := CheckInToto(payload, "a turn", PredicateType, FirstPredicateType); err != nil {
 		return fail("%w", err)
 	}
 	var e encoded
@@ -224,9 +237,8 @@ func DecodeStatement(payload []byte) (*Statement, error) {
 	if err := dec.Decode(&e); err != nil {
 		return fail("cannot be decoded: %w", err)
 	}
-	s := &Statement{Predicate: e.Predicate}
-	var err error
-	if s.Subjects, err = subjects(e.Subject); err != nil {
+	s := &Statement{Predicate: e.Predicate, First: e.PredicateType == FirstPredicateType}
+	if err := s.subjects(e.Subject); err != nil {
 		return fail("%w", err)
 	}
 	if err := s.check(); err != nil {
@@ -323,7 +335,7 @@ func (d *Determinism) check() error {
 
 // digests returns all digests of the predicate.
 func (p *Predicate) digests() []turnstone.Digest {
-	all := []turnstone.Digest{p.Document, p.Template.Digest, p.Template.Image, p.Machine.Program,
+	all := []turnstone.Digest{p.Document, p.FS, p.Template.Digest, p.Template.Image, p.Machine.Program,
 		p.Machine.Kernel, p.Machine.Init, p.Machine.Agent}
 	for _, parent := range p.Parents {
 		all = append(all, parent.Record, parent.Statement)

@@ -84,7 +84,7 @@ func CheckText(name string, text []byte, s *Signed) error {
 		{"result", string(i.Result), string(p.Turn.Result)},
 		{"parents", fmt.Sprint(i.Parents), fmt.Sprint(parents)},
 		{"template", string(i.Template), string(p.Template.Digest)},
-		{"FS hash", string(i.FSHash), string(s.Subjects.FS)},
+		{"FS hash", string(i.FSHash), string(p.FS)},
 		{"document", string(turnstone.DigestBytes(doc.Clean())), string(p.Document)},
 		{"resumed", fmt.Sprint(i.Resumed != ""), fmt.Sprint(p.Turn.Resumed > 0)},
 		{"determinism", determinism(i.Determinism), signedDeterminism(p.Determinism)},

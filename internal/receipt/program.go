@@ -7,19 +7,16 @@ import (
 	"strings"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/lazyregexp"
+	"turnstone.dev/turnstone/internal/lang/diagnose"
 )
-
-// notFound matches the messages of bash, dash and env about a missing program.
-var notFound = lazyregexp.New(`(?:^|[ /'‘"])([A-Za-z0-9._+-]{1,64})(?:: (?:command )?not found|['’"]?: No such file or directory)$`)
 
 // missing returns the program that a failing command did not find, or "".
 func missing(f *turnstone.FailureReport) string {
 	if f.ExitCode != 127 {
 		return ""
 	}
-	if m := notFound.FindStringSubmatch(f.Message); m != nil {
-		return m[1]
+	if program := diagnose.MissingProgram(f.Message); program != "" {
+		return program
 	}
 	if words := strings.Fields(f.Text); len(words) > 0 {
 		return path.Base(words[0])

@@ -9,7 +9,6 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/forward"
-	"turnstone.dev/turnstone/wire"
 )
 
 // Dial opens a connection of the wire to a sandbox.
@@ -27,10 +26,8 @@ func (b *Sandboxes) Dial(ctx context.Context, id turnstone.SandboxID) (net.Conn,
 }
 
 const (
-	// maxForwarded bounds the concurrent connections to ports of a sandbox, and perChannel those in
-	// one channel, of whose streams an agent takes 32.
+	// maxForwarded bounds the concurrent connections to ports of a sandbox.
 	maxForwarded = 192
-	perChannel   = 24
 	// aliveTime is the time between two questions whether a sandbox has ended.
 	aliveTime = 5 * time.Second
 )
@@ -42,92 +39,13 @@ func (b *Sandboxes) Expose(ctx context.Context, id turnstone.SandboxID, port uin
 	failed func(error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	f := &forwarder{dial: func(ctx context.Context) (*wire.Client, error) {
-		return b.Client(ctx, id)
-	}}
-	defer f.close()
+	ports := &forward.Ports{Open: func(ctx context.Context) (io.ReadWriteCloser, error) { return b.open(ctx, id) }}
+	defer ports.Close()
 	var watch sync.WaitGroup
 	defer watch.Wait()
 	watch.Go(func() { b.untilEnd(ctx, id, cancel) })
 	return forward.Serve(ctx, l, maxForwarded,
-		func(ctx context.Context) (io.ReadWriteCloser, func(), error) {
-			return f.connect(ctx, port)
-		}, failed)
-}
-
-// A forwarder has the channels of a sandbox through which connections to its ports go.
-type forwarder struct {
-	dial func(ctx context.Context) (*wire.Client, error)
-
-	mu  sync.Mutex
-	all []*carrier
-}
-
-// A carrier is a channel and the number of its connections.
-type carrier struct {
-	*wire.Client
-	used int
-}
-
-// connect opens a connection to a port, over a channel with room: a new one if there is none, or if
-// the old one was lost.
-func (f *forwarder) connect(ctx context.Context, port uint16) (*wire.PortStream, func(), error) {
-	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
-	defer cancel()
-	for again := true; ; again = false {
-		c, err := f.carrier(ctx)
-		if err != nil {
-			return nil, nil, err
-		}
-		done := func() {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			c.used--
-		}
-		s, err := c.ConnectPort(ctx, port)
-		if err == nil {
-			return s, done, nil
-		}
-		done()
-		if !again || turnstone.KindOf(err) != turnstone.KindDead || ctx.Err() != nil {
-			return nil, nil, err
-		}
-	}
-}
-
-// carrier returns a channel with room, and counts a connection in it.
-func (f *forwarder) carrier(ctx context.Context) (*carrier, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock() // a burst of connections makes one channel
-	live := f.all[:0]
-	for _, c := range f.all {
-		select {
-		case <-c.Done():
-		default:
-			live = append(live, c)
-		}
-	}
-	f.all = live
-	for _, c := range f.all {
-		if c.used < perChannel {
-			c.used++
-			return c, nil
-		}
-	}
-	c, err := f.dial(ctx)
-	if err != nil {
-		return nil, err
-	}
-	f.all = append(f.all, &carrier{c, 1})
-	return f.all[len(f.all)-1], nil
-}
-
-func (f *forwarder) close() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, c := range f.all {
-		_ = c.Close()
-	}
+		func(ctx context.Context) (io.ReadWriteCloser, error) { return ports.Connect(ctx, port) }, failed)
 }
 
 // untilEnd asks whether the sandbox still runs, and returns when it has ended.

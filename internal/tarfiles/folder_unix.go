@@ -17,3 +17,11 @@ func uidOf(st fs.FileInfo) int {
 	}
 	return -1
 }
+
+// gidOf returns a file's group.
+func gidOf(st fs.FileInfo) int {
+	if s, ok := st.Sys().(*syscall.Stat_t); ok {
+		return int(s.Gid)
+	}
+	return -1
+}

@@ -13,15 +13,17 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"syscall"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/sparse"
 )
 
 // Pack writes the file or folder at hostPath to w as a tar stream (pax where needed). The entries
-// are named name, and name/… below a folder; an empty name means hostPath's own name. Pack follows
-// a symbolic link at hostPath and keeps links below as links. It keeps modes and modification times
-// but not owners, writes hard links as separate files, and skips sockets, pipes and devices. It
-// stops soon after ctx ends.
+// are named name, and name/… below a folder; an empty name means hostPath's own name, and "." gives
+// the entries of a folder no name above theirs. Pack follows a symbolic link at hostPath and keeps
+// links below as links. It keeps modes, modification times and holes, but not owners, writes hard
+// links as separate files, and skips sockets, pipes and devices. It stops soon after ctx ends.
 func Pack(ctx context.Context, w io.Writer, hostPath, name string) error {
 	return PackAll(ctx, w, []Item{{hostPath, name}})
 }
@@ -31,20 +33,59 @@ type Item struct{ HostPath, Name string }
 
 // PackAll is Pack for several files and folders in one stream.
 func PackAll(ctx context.Context, w io.Writer, items []Item) error {
-	tw := tar.NewWriter(w)
-	for _, i := range items {
-		if err := pack(ctx, tw, i.HostPath, i.Name); err != nil {
-			return err
+	p := Packer{Holes: true}
+	return p.stream(w, func() error {
+		for _, i := range items {
+			if err := p.path(ctx, i.HostPath, i.Name); err != nil {
+				return err
+			}
 		}
-	}
-	return tw.Close()
+		return nil
+	})
 }
 
-func pack(ctx context.Context, tw *tar.Writer, hostPath, name string) error {
-	if name == "" {
-		name = filepath.Base(filepath.Clean(hostPath))
+// PackRoot is Pack for the file or folder start of root. It reads nothing outside of root, even if
+// links change meanwhile. It follows a link at start if the link leads to a file.
+func PackRoot(ctx context.Context, w io.Writer, root *os.Root, start, name string) error {
+	return (&Packer{Holes: true}).PackRoot(ctx, w, root, start, name)
+}
+
+// A Packer packs with options. It is for one goroutine.
+type Packer struct {
+	// Holes means that files with holes are entries in GNU's sparse format, of which the holes are not
+	// sent. Without it, they are zeros.
+	Holes bool
+	// Owners means that entries have the numbers of their users and groups.
+	Owners bool
+
+	w  io.Writer
+	tw *tar.Writer
+}
+
+// Pack is the function Pack with options.
+func (p *Packer) Pack(ctx context.Context, w io.Writer, hostPath, name string) error {
+	return p.stream(w, func() error { return p.path(ctx, hostPath, name) })
+}
+
+// PackRoot is the function PackRoot with options.
+func (p *Packer) PackRoot(ctx context.Context, w io.Writer, root *os.Root, start, name string) error {
+	return p.stream(w, func() error { return p.root(ctx, root, start, name) })
+}
+
+// stream writes a whole stream, whose entries write writes.
+func (p *Packer) stream(w io.Writer, write func() error) error {
+	p.w, p.tw = w, tar.NewWriter(w)
+	if err := write(); err != nil {
+		return err
 	}
-	if name == "/" || name == "." || name == ".." {
+	return p.tw.Close()
+}
+
+func (p *Packer) path(ctx context.Context, hostPath, name string) error {
+	if abs, err := filepath.Abs(hostPath); name == "" && err == nil {
+		name = filepath.Base(abs) // of "..", too
+	}
+	if name == string(filepath.Separator) || name == "" || name == ".." {
 		return packError(hostPath, turnstone.KindInvalid,
 			errors.New("the path has no name of its own"), "name the file or folder itself")
 	}
@@ -54,6 +95,10 @@ func pack(ctx context.Context, tw *tar.Writer, hostPath, name string) error {
 	}
 	dir, start := real, "."
 	if st, err := os.Stat(real); err == nil && !st.IsDir() {
+		if name == "." || os.IsPathSeparator(hostPath[len(hostPath)-1]) {
+			return packError(hostPath, turnstone.KindInvalid, syscall.ENOTDIR,
+				"name a file without a slash at its end")
+		}
 		dir, start = filepath.Split(real)
 	}
 	root, err := os.OpenRoot(cmp.Or(dir, "."))
@@ -61,22 +106,12 @@ func pack(ctx context.Context, tw *tar.Writer, hostPath, name string) error {
 		return packError(hostPath, kindOf(err), cause(err), "check its permissions")
 	}
 	defer func() { _ = root.Close() }()
-	return packRoot(ctx, tw, root, start, name)
+	return p.root(ctx, root, start, name)
 }
 
-// PackRoot is Pack for the file or folder start of root. It reads nothing outside of root, even if
-// links change meanwhile. It follows a link at start if the link leads to a file.
-func PackRoot(ctx context.Context, w io.Writer, root *os.Root, start, name string) error {
-	tw := tar.NewWriter(w)
-	if err := packRoot(ctx, tw, root, start, name); err != nil {
-		return err
-	}
-	return tw.Close()
-}
-
-func packRoot(ctx context.Context, tw *tar.Writer, root *os.Root, start, name string) error {
+func (p *Packer) root(ctx context.Context, root *os.Root, start, name string) error {
 	start = path.Clean(start)
-	p := packer{ctx: ctx, root: root, start: start, tw: tw, buf: make([]byte, 256<<10)}
+	one := packer{Packer: p, ctx: ctx, root: root, start: start, buf: make([]byte, 256<<10)}
 	return fs.WalkDir(root.FS(), start, func(file string, d fs.DirEntry, err error) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -89,15 +124,16 @@ func packRoot(ctx context.Context, tw *tar.Writer, root *os.Root, start, name st
 		if err != nil {
 			return err
 		}
-		return p.entry(file, path.Join(name, filepath.ToSlash(rel)), d)
+		return one.entry(file, path.Join(name, filepath.ToSlash(rel)), d)
 	})
 }
 
+// A packer packs one file or folder.
 type packer struct {
+	*Packer
 	ctx   context.Context
 	root  *os.Root
 	start string
-	tw    *tar.Writer
 	buf   []byte
 }
 
@@ -116,6 +152,9 @@ func (p *packer) entry(file, name string, d fs.DirEntry) error {
 		ModTime: info.ModTime(), Format: tar.FormatPAX}
 	if info.Mode()&fs.ModeSticky != 0 {
 		h.Mode |= 0o1000
+	}
+	if p.Owners {
+		h.Uid, h.Gid = max(uidOf(info), 0), max(gidOf(info), 0)
 	}
 	switch {
 	case info.IsDir():
@@ -147,15 +186,26 @@ func (p *packer) file(file string, h *tar.Header) error {
 		return nil
 	}
 	h.Typeflag, h.Size = tar.TypeReg, info.Size()
+	if p.Holes {
+		parts := sparse.Parts(f, h.Size, maxParts)
+		if len(parts) != 1 || parts[0].Length != h.Size {
+			return p.sparse(file, f, h, parts)
+		}
+	}
 	if err := p.tw.WriteHeader(h); err != nil {
 		return err
 	}
-	n, err := io.CopyBuffer(struct{ io.Writer }{p.tw},
-		ctxReader{p.ctx, io.LimitReader(f, h.Size)}, p.buf)
+	return p.copy(p.tw, file, f, sparse.Part{Length: h.Size})
+}
+
+// copy copies a part of a file.
+func (p *packer) copy(w io.Writer, file string, f *os.File, part sparse.Part) error {
+	n, err := io.CopyBuffer(struct{ io.Writer }{w},
+		ctxReader{p.ctx, io.NewSectionReader(f, part.Offset, part.Length)}, p.buf)
 	if err != nil {
 		return err
 	}
-	if n < h.Size {
+	if n < part.Length {
 		return p.fail(file, turnstone.KindUnavailable,
 			fmt.Errorf("the file became shorter while it was read"),
 			"try again when no program writes to the file")
@@ -185,8 +235,11 @@ func packError(subject string, kind turnstone.Kind, err error, hint string) erro
 }
 
 func kindOf(err error) turnstone.Kind {
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return turnstone.KindNotFound
+	case errors.Is(err, syscall.ENOTDIR):
+		return turnstone.KindInvalid
 	}
 	return turnstone.KindUnavailable
 }

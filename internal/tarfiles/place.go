@@ -27,3 +27,20 @@ func Below(cwd, p string) string {
 	}
 	return path.Join(cwd, p)
 }
+
+// CutContents cuts the end "/." off the path of a source, which means what is in a folder, and not the
+// folder. "." alone means the same, and stays.
+func CutContents(source string) (folder string, contents bool) {
+	slashes := filepath.ToSlash(source)
+	if source == "" || path.Base(slashes) != "." {
+		return source, false
+	}
+	folder = strings.TrimRight(strings.TrimSuffix(strings.TrimRight(slashes, "/"), "."), "/")
+	switch {
+	case folder != "":
+		return folder, true
+	case strings.HasPrefix(slashes, "/"):
+		return "/", true
+	}
+	return ".", true
+}

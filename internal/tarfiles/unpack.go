@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/sparse"
 )
 
 // An Owner is a user and a group, by numbers.
@@ -25,13 +26,20 @@ type Owner struct{ UID, GID int }
 type Limits struct {
 	Entries int             // default 1,000,000
 	Bytes   turnstone.Bytes // total file content; default 64 GiB
+	// Holes are zeros that use no space, beyond Bytes. Without them, zeros count like other content.
+	Holes turnstone.Bytes
 
 	// Trusted means that the stream is the caller's own and is written unchanged: symbolic links
-	// with any target, and modes regardless of the umask.
+	// with any target, hard links, and modes regardless of the umask.
 	Trusted bool
+	// Owners gives each entry to the user and group that the stream names, by numbers.
+	Owners bool
 	// Owner owns the files and folders that are created in its own folders, which needs the right to give files away.
 	// Elsewhere, and for links, the owner is who calls: a name may lead to a place that is not the owner's. Nil: nobody.
 	Owner *Owner
+	// Contents means that the stream is one folder, and that what is in it goes into dest, without the
+	// folder's own name.
+	Contents bool
 	// Room, if set, is called periodically and returns an error if the file system of dir is full;
 	// the error ends the copy.
 	Room func(dir string) error
@@ -52,14 +60,13 @@ const (
 
 // Unpack reads a tar stream from r and writes its content in the manner of docker cp: into dest if
 // dest is a folder or ends in a slash, otherwise under the name dest instead of the stream's single
-// top-level name. Existing files are replaced. Missing folders on the way to the destination are
-// created, unless Room rejects the file system.
+// top-level name. Existing files are replaced, but a folder does not take the name of a file at dest.
+// Missing folders on the way to the destination are created, unless Room rejects the file system.
 //
 // For any stream, Unpack writes nothing outside of the destination, and nothing beside what top allows:
 // other names, names that are absolute or contain "..", and entries below symbolic links, are errors of
-// kind Invalid. Unpack skips devices,
-// pipes, sockets and hard links, and symbolic links that could lead out of their top-level name,
-// now or after later copies. The umask applies to modes; set-user-ID and set-group-ID bits are
+// kind Invalid. Unpack skips devices, pipes and sockets, and of untrusted streams hard links, and
+// symbolic links that could lead out of their top-level name, now or after later copies. The umask applies to modes; set-user-ID and set-group-ID bits are
 // dropped; existing folders keep their mode. Exceeding a limit is an error of kind Exhausted.
 //
 // A file gets its name when its content is complete. After an error, the entries before the one that
@@ -77,7 +84,11 @@ func Unpack(ctx context.Context, r io.Reader, dest string, top Top, limits Limit
 	u := &unpacker{ctx: ctx, lim: limits, dest: dest, allowed: top, buf: make([]byte, 256<<10),
 		tops: map[string]*topLevel{}}
 	dir := dest
-	if st, err := os.Stat(dest); !(err == nil && st.IsDir()) && !strings.HasSuffix(dest, "/") {
+	if st, err := os.Stat(dest); limits.Contents {
+		if dir, u.rename, err = nameOf(dest); err != nil {
+			return u.fail(dest, turnstone.KindInvalid, err, "name a folder below it")
+		}
+	} else if !(err == nil && st.IsDir()) && !strings.HasSuffix(dest, "/") {
 		dir, u.rename = filepath.Dir(filepath.Clean(dest)), filepath.Base(filepath.Clean(dest))
 	}
 	if err := u.room(existing(dir)); err != nil {
@@ -98,6 +109,20 @@ func Unpack(ctx context.Context, r io.Reader, dest string, top Top, limits Limit
 		return err
 	}
 	return u.finish()
+}
+
+// nameOf returns the folder above dest and dest's name in it, which is no symbolic link if dest exists.
+func nameOf(dest string) (dir, name string, err error) {
+	if real, err := filepath.EvalSymlinks(dest); err == nil {
+		dest = real
+	}
+	if dest, err = filepath.Abs(dest); err != nil {
+		return "", "", err
+	}
+	if dir, name = filepath.Dir(dest), filepath.Base(dest); dir == dest {
+		return "", "", errors.New("the contents of a folder are not copied to it")
+	}
+	return dir, name, nil
 }
 
 // gives reports whether what is created in a folder belongs to the owner: if the folder does.
@@ -157,7 +182,8 @@ type unpacker struct {
 	allowed Top
 	only    string // the stream's top-level name if there is a rename
 	entries int
-	bytes   int64
+	bytes   int64 // of content, except holes
+	holes   int64
 	used    int64 // approximate bytes written
 	asked   int64 // value of used at the last call of Room
 	dirs    []dirMeta
@@ -263,13 +289,26 @@ func (u *unpacker) entry(tr *tar.Reader, h *tar.Header, name string) error {
 		}
 	}
 	var err error
+	if u.lim.Contents && name == u.rename && h.Typeflag != tar.TypeDir {
+		return u.writeError(name, errNoFolder)
+	}
 	switch h.Typeflag {
 	case tar.TypeDir:
-		err = u.dir(name, mode, h.ModTime)
+		if err = u.dir(name, mode, h.ModTime); err == nil && u.lim.Owners && name != "." {
+			err = u.chown(name, h)
+		}
 	case tar.TypeReg:
 		return u.file(tr, h, name, mode)
 	case tar.TypeSymlink:
-		err = u.link(name, h.Linkname)
+		if err = u.link(name, h.Linkname); err == nil && u.lim.Owners {
+			err = u.root.Lchown(name, h.Uid, h.Gid)
+		}
+	case tar.TypeLink:
+		if u.lim.Trusted {
+			err = u.hardLink(name, h.Linkname)
+			break
+		}
+		fallthrough
 	default:
 		u.lim.Skipped(name, "not a file, folder or symbolic link")
 		return nil
@@ -331,6 +370,9 @@ func (u *unpacker) dir(name string, mode fs.FileMode, mtime time.Time) error {
 	}
 	st, err := u.root.Lstat(name)
 	if err == nil && !st.IsDir() {
+		if name == u.rename {
+			return errOverFile
+		}
 		if err := u.root.Remove(name); err != nil {
 			return err
 		}
@@ -436,11 +478,9 @@ const tempPrefix = ".turn-"
 
 // file writes a file under another name in its folder, and renames it.
 func (u *unpacker) file(tr *tar.Reader, h *tar.Header, name string, mode fs.FileMode) error {
-	if h.Size < 0 || h.Size > int64(u.lim.Bytes)-u.bytes {
-		return u.fail(u.dest, turnstone.KindExhausted, fmt.Errorf("more than %s", u.lim.Bytes),
-			"copy less data at a time")
+	if h.Size < 0 || h.Size > u.left(true) {
+		return u.tooMuch()
 	}
-	u.bytes += h.Size
 	if err := u.folder(name); err != nil {
 		return u.writeError(name, err)
 	}
@@ -449,7 +489,10 @@ func (u *unpacker) file(tr *tar.Reader, h *tar.Header, name string, mode fs.File
 	if err != nil {
 		return u.writeError(name, err)
 	}
-	if u.gives(path.Dir(name)) { // before the mode
+	switch { // before the mode
+	case u.lim.Owners:
+		err = f.Chown(h.Uid, h.Gid)
+	case u.gives(path.Dir(name)):
 		err = f.Chown(u.lim.Owner.UID, u.lim.Owner.GID)
 	}
 	if err != nil {
@@ -471,11 +514,8 @@ func (u *unpacker) file(tr *tar.Reader, h *tar.Header, name string, mode fs.File
 func (u *unpacker) content(f *os.File, tr *tar.Reader, h *tar.Header, name string,
 	mode fs.FileMode) error {
 	defer func() { _ = f.Close() }()
-	out := &sparseWriter{f: f, take: u.take}
-	err := out.copy(tr, u.buf)
-	if err == nil {
-		err = out.finish()
-	}
+	out := &sparse.Writer{File: f, Take: u.count}
+	n, err := out.CopyFrom(tr, u.buf)
 	if err != nil {
 		if u.ctx.Err() != nil {
 			return context.Cause(u.ctx)
@@ -486,7 +526,7 @@ func (u *unpacker) content(f *os.File, tr *tar.Reader, h *tar.Header, name strin
 		}
 		return u.broken(err)
 	}
-	if out.at != h.Size {
+	if n != h.Size {
 		return u.broken(io.ErrUnexpectedEOF)
 	}
 	if u.lim.Trusted {
@@ -498,6 +538,59 @@ func (u *unpacker) content(f *os.File, tr *tar.Reader, h *tar.Header, name strin
 		return u.writeError(name, err)
 	}
 	return nil
+}
+
+// left returns how many more bytes of content there may be: zeros, or others.
+func (u *unpacker) left(hole bool) int64 {
+	left := int64(u.lim.Bytes) - u.bytes
+	if hole {
+		left += max(int64(u.lim.Holes)-u.holes, 0)
+	}
+	return left
+}
+
+func (u *unpacker) tooMuch() error {
+	return u.fail(u.dest, turnstone.KindExhausted, fmt.Errorf("more than %s", u.lim.Bytes),
+		"copy less data at a time")
+}
+
+// count counts content that is about to be written, or left out because it is a hole.
+func (u *unpacker) count(n int64, hole bool) error {
+	if n > u.left(hole) {
+		return u.tooMuch()
+	}
+	if hole {
+		free := min(n, max(int64(u.lim.Holes)-u.holes, 0))
+		u.holes += free
+		u.bytes += n - free
+		return nil
+	}
+	u.bytes += n
+	return u.take(n)
+}
+
+// hardLink makes a name of an earlier file of the stream.
+func (u *unpacker) hardLink(name, target string) error {
+	old, err := u.place(target)
+	if err != nil {
+		return err
+	}
+	if err := u.noLinks(path.Dir(old)); err != nil {
+		return err
+	}
+	if err := u.clear(name); err != nil {
+		return err
+	}
+	return u.root.Link(old, name)
+}
+
+// chown gives a folder to the owner that the stream names.
+func (u *unpacker) chown(name string, h *tar.Header) error {
+	d, err := u.root.OpenFile(name, os.O_RDONLY|onlyFolder, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Chown(h.Uid, h.Gid), d.Close())
 }
 
 // replace gives a complete file its name, in place of what has it. A folder has to be empty.
@@ -537,6 +630,8 @@ func (u *unpacker) finish() error {
 // Faults of the stream that appear only when writing.
 var (
 	errNoName      = errors.New("a file without a name")
+	errNoFolder    = errors.New("what was to be copied is no folder")
+	errOverFile    = errors.New("a folder is not copied in the place of a file")
 	errThroughLink = errors.New("a symbolic link in the place of a folder")
 )
 
@@ -544,7 +639,8 @@ func kindOfWrite(err error) turnstone.Kind {
 	switch {
 	case turnstone.IsFull(err):
 		return turnstone.KindExhausted
-	case errors.Is(err, errNoName), errors.Is(err, errThroughLink):
+	case errors.Is(err, errNoName), errors.Is(err, errThroughLink),
+		errors.Is(err, errNoFolder), errors.Is(err, errOverFile):
 		return turnstone.KindInvalid
 	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR),
 		errors.Is(err, syscall.ENOTEMPTY), errors.Is(err, syscall.EEXIST),

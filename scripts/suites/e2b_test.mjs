@@ -62,6 +62,17 @@ withSandbox('commands', (of) => {
     await assert.rejects(of.s.commands.run('echo out; exit 7'),
       (e) => e instanceof CommandExitError && e.exitCode === 7 && e.stdout === 'out\n')
   })
+  for (const [command, exitCode, error] of [
+    ['exit 7', 7, 'exit status 7'], ['kill -9 $$', -1, 'signal: killed'], ['kill -TERM $$', -1, 'signal: terminated'],
+    ["bash -c 'kill -9 $$'; exit $?", 137, 'exit status 137'],
+  ]) {
+    test(`the error of ${command}`, async () => {
+      await assert.rejects(of.s.commands.run(command), (e) => {
+        assert.deepEqual([e.exitCode, e.error], [exitCode, error])
+        return true
+      })
+    })
+  }
   test('an unknown program', async () => {
     await assert.rejects(of.s.commands.run('no-such-program'), (e) => e.exitCode === 127)
   })
@@ -86,7 +97,7 @@ withSandbox('commands', (of) => {
     const h = await of.s.commands.run('sleep 1000', { background: true })
     assert.ok(h.pid > 0)
     assert.equal(await h.kill(), true)
-    await assert.rejects(h.wait(), CommandExitError)
+    await assert.rejects(h.wait(), (e) => e instanceof CommandExitError && e.error === 'signal: killed')
   })
   test('a list', async () => {
     const h = await of.s.commands.run('sleep 1001', { background: true })
@@ -220,8 +231,10 @@ withSandbox('files', (of) => {
       ['info', '/tmp/info', 5, 0o640, '-rw-r-----', 'root', 'root', 'file'])
   })
   test('info of a link', async () => {
-    await of.s.commands.run('ln -sfn /etc/hosts /tmp/link')
-    assert.equal((await of.s.files.getInfo('/tmp/link')).symlinkTarget, '/etc/hosts')
+    await of.s.commands.run('ln -sfn /etc/hosts /tmp/link; ln -sfn link /tmp/link2; ln -sfn nothing /tmp/link3')
+    for (const [path, target] of [['/tmp/link', '/etc/hosts'], ['/tmp/link2', '/etc/hosts'], ['/tmp/link3', '/tmp/link3']]) {
+      assert.equal((await of.s.files.getInfo(path)).symlinkTarget, target)
+    }
   })
   test('list', async () => {
     await of.s.commands.run('mkdir -p /tmp/l/d; touch /tmp/l/b /tmp/l/a /tmp/l/d/c')
@@ -283,7 +296,7 @@ withSandbox('files', (of) => {
     assert.equal(await of.s.files.read('/tmp/up'), 'up')
   })
   test('the host of a port', () => {
-    assert.equal(of.s.getHost(8000), `8000-${of.s.sandboxId}.sandboxes.test`)
+    assert.equal(of.s.getHost(8000), `8000-${of.s.sandboxId}.localhost:${new URL(process.env.E2B_SANDBOX_URL).port}`)
   })
 })
 
@@ -307,6 +320,20 @@ describe('life', () => {
     assert.equal(await Sandbox.kill(s.sandboxId), false)
     await assert.rejects(Sandbox.getInfo(s.sandboxId), NotFoundError)
     await assert.rejects(s.commands.run('true'))
+  })
+  test('killed while it is used', async () => {
+    for (const end of [(s) => s.kill(), (s) => s.setTimeout(1000)]) {
+      const s = await make()
+      const h = await s.commands.run('sleep 1000', { background: true, timeoutMs: 0 })
+      const uses = [h, await s.commands.connect(h.pid, { timeoutMs: 0 }),
+        await s.pty.create({ cols: 80, rows: 24, onData: () => {}, timeoutMs: 0 })].map((u) => u.wait())
+      const ends = Promise.all(uses.map((u) => assert.rejects(u, /killed/)))
+      await end(s)
+      await ends
+      for (const call of [() => s.commands.run('true'), () => s.files.read('/etc/hosts'), () => s.files.write('/tmp/x', 'y')]) {
+        await assert.rejects(call(), /was not found|not running anymore/)
+      }
+    }
   })
   test('a timeout', async () => {
     const s = await make()
@@ -430,6 +457,28 @@ describe('the code interpreter', () => {
     assert.deepEqual(e.results.map((r) => r.html).filter(Boolean), ['<b>x</b>'])
     assert.deepEqual(e.results.map((r) => r.json).filter(Boolean), [{ a: 1 }])
     assert.equal(e.text, 'main')
+  })
+  test('other formats', async () => {
+    const others = { 'application/x-other': 'value', 'text/vnd.a+json': { k: [1] }, word: 'x' }
+    const e = await run(`display({'text/plain': 'p', 'html': '1', 'type': '2', **${JSON.stringify(others)}}, raw=True)`)
+    assert.equal(e.error, undefined)
+    assert.deepEqual(e.results.map((r) => [r.text, r.html, r.extra]), [['p', undefined, others]])
+  })
+  test('the default context', async () => {
+    const s = await Interpreter.create({ timeoutMs: life, requestTimeoutMs: 600_000 })
+    try {
+      const [c, ...more] = await s.listCodeContexts()
+      assert.deepEqual([c.language, c.cwd, more], ['python', '/home/user', []])
+      await s.runCode('x = 1', { timeoutMs: bound })
+      assert.equal((await s.runCode('x', { context: c, timeoutMs: bound })).text, '1')
+    } finally {
+      await s.kill()
+    }
+  })
+  test('killed while it runs', async () => {
+    const s = await Interpreter.create({ timeoutMs: life, requestTimeoutMs: 600_000 })
+    await assert.rejects(s.runCode(`import time; print('begun', flush=True); time.sleep(1000)`,
+      { timeoutMs: bound, onStdout: () => { s.kill().catch(() => {}) } }), /killed/)
   })
   test('callbacks', async () => {
     const out = []

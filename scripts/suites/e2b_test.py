@@ -4,6 +4,9 @@ import asyncio
 import datetime
 import io
 import os
+import re
+import subprocess
+import sys
 import threading
 import time
 import unittest
@@ -84,6 +87,17 @@ class TestCommands(WithSandbox):
         self.assertEqual((e.exception.exit_code, e.exception.stdout, e.exception.stderr),
                          (7, "out\n", "err\n"))
 
+    def test_errors(self):
+        for command, code, error in (("exit 7", 7, "exit status 7"), ("kill -9 $$", -1, "signal: killed"),
+                                     ("kill -TERM $$", -1, "signal: terminated"),
+                                     ("kill -USR1 $$", -1, "signal: user defined signal 1"),
+                                     ("kill -34 $$", -1, "signal: signal 34"),
+                                     ("bash -c 'kill -9 $$'; exit $?", 137, "exit status 137")):
+            with self.assertRaises(CommandExitException) as e:
+                self.s.commands.run(command)
+            self.assertEqual((e.exception.exit_code, e.exception.error), (code, error))
+        self.assertIsNone(self.s.commands.run("true").error)
+
     def test_unknown_program(self):
         with self.assertRaises(CommandExitException) as e:
             self.s.commands.run("no-such-program")
@@ -114,8 +128,9 @@ class TestCommands(WithSandbox):
             self.assertEqual(out, "begun\n")
             break
         self.assertTrue(h.kill())
-        with self.assertRaises(CommandExitException):
+        with self.assertRaises(CommandExitException) as e:
             h.wait()
+        self.assertEqual((e.exception.exit_code, e.exception.error), (-1, "signal: killed"))
 
     def test_list(self):
         h = self.s.commands.run("sleep 1001", background=True)
@@ -285,10 +300,23 @@ class TestFiles(WithSandbox):
         self.assertEqual((i.name, i.path, i.size, i.mode, i.permissions, i.owner, i.group, i.type.value),
                          ("info", "/tmp/info", 5, 0o640, "-rw-r-----", "root", "root", "file"))
 
-    def test_info_of_link(self):
-        self.s.commands.run("ln -sfn /etc/hosts /tmp/link")
-        i = self.s.files.get_info("/tmp/link")
-        self.assertEqual((i.type.value, i.symlink_target), ("symlink", "/etc/hosts"))
+    def test_info_of_links(self):
+        self.s.commands.run("mkdir -p /tmp/k/dir; cd /tmp/k; touch dir/f; chmod 640 dir/f; ln -sfn dir/f one; ln -sfn one two;"
+                            "ln -sfn dir to; ln -sfn none dangling; ln -sfn loop loop; ln -sfn ../one dir/up")
+        for path, target, mode in (("one", "/tmp/k/dir/f", 0o640), ("two", "/tmp/k/dir/f", 0o640),
+                                   ("to/up", "/tmp/k/dir/f", 0o640), ("to", "/tmp/k/dir", 0o755),
+                                   ("dangling", "/tmp/k/dangling", 0), ("loop", "/tmp/k/loop", 0)):
+            i = self.s.files.get_info("/tmp/k/" + path)
+            self.assertEqual((i.path, i.type.value, i.symlink_target, i.mode, i.permissions),
+                             ("/tmp/k/" + path, "symlink", target, mode, "Lrwxrwxrwx"))
+        self.assertIsNone(self.s.files.get_info("/tmp/k/to/f").symlink_target)
+        self.assertEqual({e.name: e.symlink_target for e in self.s.files.list("/tmp/k")},  # the client leaves out others
+                         {"dir": None, "one": "/tmp/k/dir/f", "two": "/tmp/k/dir/f", "to": "/tmp/k/dir"})
+
+    def test_permissions_of_special_files(self):
+        self.s.commands.run("mkdir -p /tmp/p; cd /tmp/p; mkfifo -m 600 fifo; touch u g; chmod 4755 u; chmod 2750 g; mkdir -m 1777 t")
+        self.assertEqual({n: self.s.files.get_info("/tmp/p/" + n).permissions for n in ("fifo", "u", "g", "t")},
+                         {"fifo": "prw-------", "u": "urwxr-xr-x", "g": "grwxr-x---", "t": "dtrwxrwxrwx"})
 
     def test_info_missing(self):
         with self.assertRaises(FileNotFoundException):
@@ -402,31 +430,71 @@ class TestLinks(WithSandbox):
                                     {"Content-Type": "application/octet-stream"})[0], 401)
 
 
-class TestPorts(WithSandbox):
-    def test_host(self):
-        self.assertEqual(self.s.get_host(8000), "8000-%s.sandboxes.test" % self.s.sandbox_id)
+def curl(sandbox, port, path="/", token=True):
+    """Asks a port of a sandbox by the name that get_host returns, and returns the status and the text."""
+    token = ["-H", "e2b-traffic-access-token: " + sandbox.traffic_access_token] if token else []
+    out = subprocess.run(["curl", "-s", "-w", "\n%{http_code}", *token, "http://" + sandbox.get_host(port) + path],
+                         capture_output=True, text=True, check=True).stdout
+    text, _, status = out.rpartition("\n")
+    return int(status), text
 
-    def test_traffic(self):
-        self.s.files.write("/srv/page", "from the sandbox")
-        template = "perl -MIO::Socket::INET -e '%s'"
-        program = ("$s=IO::Socket::INET->new(LocalPort=>8000,Listen=>5,ReuseAddr=>1);"
-                   "while($c=$s->accept){$_=<$c>; while(($l=<$c>)=~/\\S/){$h.=$l}"
-                   "print $c \"HTTP/1.0 200 OK\\r\\n\\r\\n$_$h\";close $c}")
-        h = self.s.commands.run(template % program, background=True, timeout=0)
-        url = os.environ["E2B_SANDBOX_URL"] + "/page"
-        def get(headers):
-            r = urllib.request.Request(url, headers={"Host": self.s.get_host(8000), **headers})
-            try:
-                with urllib.request.urlopen(r) as a:
-                    return a.status, a.read().decode()
-            except urllib.error.HTTPError as e:
-                return e.code, ""
-        token = {"e2b-traffic-access-token": self.s.traffic_access_token}
-        status, text = until(lambda: (lambda a: a if a[0] == 200 else None)(get(token)))
-        self.assertIn("GET /page", text)
+
+class TestPorts(unittest.TestCase):
+    """With no setting e2b.domain."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.s = Sandbox.create("python", timeout=LIFE)
+        cls.off = Sandbox.create("python", timeout=LIFE, allow_internet_access=False)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.s.kill()
+        cls.off.kill()
+
+    def serve(self, sandbox, port, address):
+        sandbox.files.write("/srv/site/page", "from %s" % address)
+        return sandbox.commands.run("cd /srv/site; exec python3 -m http.server %d --bind %s" % (port, address),
+                                    background=True, timeout=0)
+
+    def test_host(self):
+        self.assertEqual(self.s.get_host(8000), "8000-%s.localhost:%d" % (
+            self.s.sandbox_id, urllib.parse.urlsplit(os.environ["E2B_SANDBOX_URL"]).port))
+
+    def test_listeners(self):
+        for n, (sandbox, address) in enumerate((b, a) for b in (self.s, self.off)
+                                               for a in ("0.0.0.0", "127.0.0.1", "::1", "::", "localhost")):
+            h = self.serve(sandbox, 8100 + n, address)
+            status, text = until(lambda: (lambda a: a if a[0] != 502 else None)(curl(sandbox, 8100 + n, "/page")))
+            self.assertEqual((status, text), (200, "from " + address))
+            self.assertEqual(curl(sandbox, 8100 + n, "/page", token=False)[0], 401)
+            h.kill()
+
+    def test_where_nobody_listens(self):
+        for sandbox in (self.s, self.off):
+            status, text = curl(sandbox, 8999)
+            self.assertEqual(status, 502)
+            self.assertIn("port is not open", text)
+
+    def test_request(self):
+        self.s.files.write("/srv/echo.py", "from http.server import *\nclass H(BaseHTTPRequestHandler):\n def do_GET(self):\n"
+                           "  self.send_response(200); self.end_headers()\n"
+                           "  self.wfile.write((self.path + str(self.headers)).encode())\n"
+                           "HTTPServer(('127.0.0.1', 8200), H).serve_forever()")
+        h = self.s.commands.run("exec python3 /srv/echo.py", background=True, timeout=0)
+        status, text = until(lambda: (lambda a: a if a[0] != 502 else None)(curl(self.s, 8200, "/page?a=b")))
+        self.assertEqual(status, 200)
+        self.assertIn("/page?a=b", text)
         self.assertNotIn(self.s.traffic_access_token, text)
-        self.assertEqual(get({})[0], 401)
         h.kill()
+
+    def test_page(self):
+        """The program of docs/e2b.md."""
+        with open(os.environ["E2B_PAGE"]) as page:
+            program = re.search(r"cat >web.py <<'END'\n(.*?)\nEND\n", page.read(), re.S)[1]
+        command = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        said = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+        self.assertIn("Directory listing", said.stdout)
 
 
 class TestLife(unittest.TestCase):
@@ -457,6 +525,28 @@ class TestLife(unittest.TestCase):
             s.get_info()
         with self.assertRaises(SandboxException):
             s.commands.run("true")
+
+    def test_killed_while_it_is_used(self):
+        for end in (lambda s: s.kill(), lambda s: s.set_timeout(1)):
+            s = self.make()
+            uses = [s.commands.run("sleep 1000", background=True, timeout=0),
+                    s.commands.run("yes | head -c 1000", background=True, timeout=0),
+                    s.commands.connect(s.commands.run("sleep 1000", background=True, timeout=0).pid, timeout=0),
+                    s.pty.create(PtySize(rows=24, cols=80), timeout=0)]
+            self.assertEqual(len(uses.pop(1).wait().stdout), 1000)
+            end(s)
+            for use in uses:
+                with self.assertRaises(SandboxException) as e:
+                    use.wait()
+                self.assertIn("killed", str(e.exception))
+            for call in (lambda: s.commands.run("true"), lambda: s.files.read("/etc/hosts"),
+                         lambda: s.files.write("/tmp/x", "y"), lambda: s.files.list("/"),
+                         lambda: s.commands.list()):
+                with self.assertRaises(SandboxException) as e:
+                    call()
+                self.assertIn("killed", str(e.exception))
+            with self.assertRaises(SandboxNotFoundException):
+                s.get_info()
 
     def test_timeouts(self):
         s = self.make()
@@ -650,6 +740,19 @@ class TestInterpreter(unittest.TestCase):
                       on_stdout=lambda m: out.append(m.line), on_stderr=lambda m: out.append(m.line))
         self.assertEqual(sorted(out), ["a\n", "b\n"])
 
+    def test_other_formats(self):
+        others = {"application/x-other": "value", "text/vnd.a+json": {"k": [1]}, "a/b.c-d": "x"}
+        names = {"html": "1", "self": "2", "type": "3", "extra": "4", "is_main_result": "5", "__proto__": "6", "word": "7"}
+        e = self.run_code("display(dict(%r, **{'text/plain': 'p', 'text/html': 'h'}), raw=True)\n"
+                          "display(%r, raw=True)" % (others, names))
+        self.assertIsNone(e.error)
+        self.assertEqual([(r.text, r.html, r.extra) for r in e.results], [("p", "h", others), (None, None, names)])
+        self.assertLessEqual(set(others), set(e.results[0].formats()))
+
+    def test_data(self):
+        r = self.run_code("display({'e2b/data': {'a': [1]}}, raw=True)").results[0]
+        self.assertEqual((r.data, r.extra), ({"a": [1]}, None))
+
     def test_environment(self):
         self.assertEqual(self.run_code("import os; os.environ['X']", envs={"X": "y"}).text, "y")
         self.assertEqual(self.run_code("os.environ.get('X', 'none')").text, "none")
@@ -664,6 +767,43 @@ class TestInterpreter(unittest.TestCase):
         self.s.remove_code_context(c)
         with self.assertRaises(NotFoundException):
             self.run_code("1", context=c)
+
+    def test_default_context(self):
+        s = Interpreter.create(timeout=LIFE, request_timeout=600)
+        ids = lambda: [c.id for c in s.list_code_contexts()]
+        try:
+            c, = s.list_code_contexts()
+            self.assertEqual((c.language, c.cwd), ("python", "/home/user"))
+            s.run_code("x = 1", timeout=BOUND)
+            self.assertEqual(s.run_code("x", context=c, timeout=BOUND).text, "1")
+            s.restart_code_context(c)
+            self.assertEqual(s.run_code("'x' in globals()", timeout=BOUND).text, "False")
+            s.remove_code_context(c)
+            self.assertEqual(ids(), [])
+            self.assertEqual(s.run_code("'again'", timeout=BOUND).text, "again")
+            self.assertEqual(ids(), [c.id])
+            s.run_code("import os; os._exit(1)", timeout=BOUND)
+            self.assertEqual(s.run_code("'after the end'", timeout=BOUND).text, "after the end")
+        finally:
+            s.kill()
+
+    def test_killed_while_it_runs(self):
+        s = Interpreter.create(timeout=LIFE, request_timeout=600)
+        begun = threading.Event()
+        killer = threading.Thread(target=lambda: (begun.wait(), s.kill()))
+        killer.start()
+        with self.assertRaises(TimeoutException) as e:
+            s.run_code("import time; print('begun', flush=True); time.sleep(1000)", timeout=BOUND,
+                       on_stdout=lambda _: begun.set())
+        killer.join()
+        self.assertIn("killed", str(e.exception))
+
+    def test_no_internet(self):
+        s = Interpreter.create(timeout=LIFE, request_timeout=600, allow_internet_access=False)
+        try:
+            self.assertEqual(s.run_code("1 + 1", timeout=BOUND).text, "2")
+        finally:
+            s.kill()
 
     def test_other_language(self):
         with self.assertRaises(SandboxException):

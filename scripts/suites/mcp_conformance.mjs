@@ -1,11 +1,18 @@
-// Runs the protocol's official conformance tests against a server's endpoint: those scenarios that
-// need no tools of their own. The tests show no token, so a proxy here adds it.
+// Runs the protocol's official conformance tests against a server's endpoint, for the newest version of
+// the protocol and the one before it: those scenarios that need no tools of their own. A check that
+// cannot be made without such a tool does not count. The tests show no token, so a proxy here adds it.
 import {spawn} from 'node:child_process';
+import {mkdtempSync, readdirSync, readFileSync} from 'node:fs';
 import http from 'node:http';
 import {createRequire} from 'node:module';
+import {tmpdir} from 'node:os';
+import {join} from 'node:path';
 
-const scenarios = ['server-initialize', 'ping', 'tools-list', 'resources-list', 'prompts-list',
-  'server-sse-multiple-streams', 'dns-rebinding-protection'];
+const both = ['tools-list', 'resources-list', 'prompts-list', 'server-sse-multiple-streams', 'dns-rebinding-protection'];
+const scenarios = {
+  '2025-11-25': ['server-initialize', 'server-session-lifecycle', 'ping', ...both],
+  '2026-07-28': ['server-stateless', 'sep-2164-resource-not-found', 'caching', 'http-header-validation', ...both],
+};
 const [program] = process.argv.slice(2);
 createRequire(import.meta.url).resolve(program);
 const target = new URL(process.env.MCP_URL);
@@ -23,13 +30,27 @@ const proxy = http.createServer((request, response) => {
 await new Promise((ready) => proxy.listen(0, '127.0.0.1', ready));
 const url = `http://127.0.0.1:${proxy.address().port}/mcp`;
 
+// checks runs a scenario, and returns its checks.
+async function checks(version, scenario) {
+  const results = mkdtempSync(join(tmpdir(), 'mcp-'));
+  const run = spawn(process.execPath, [program, 'server', '--url', url, '--scenario', scenario,
+    '--spec-version', version, '--timeout', '300000', '--output-dir', results], {stdio: ['ignore', 'ignore', 'inherit']});
+  await new Promise((end) => run.on('exit', end));
+  const file = readdirSync(results, {recursive: true}).find((name) => name.endsWith('checks.json'));
+  return file ? JSON.parse(readFileSync(join(results, file))) : [];
+}
+
 let failed = 0;
-for (const scenario of scenarios) {
-  const run = spawn(process.execPath, [program, 'server', '--url', url, '--scenario', scenario],
-    {stdio: 'inherit'});
-  const status = await new Promise((end) => run.on('exit', end));
-  console.log(`${scenario}: ${status === 0 ? 'passed' : `failed (${status})`}`);
-  if (status !== 0) failed = 1;
+for (const [version, names] of Object.entries(scenarios)) {
+  for (const scenario of names) {
+    const all = await checks(version, scenario);
+    const passed = all.filter((check) => check.status === 'SUCCESS').length;
+    const wrong = all.filter((check) => check.status === 'FAILURE' &&
+      !/^Not testable: server does not list the diagnostic tool/.test(check.errorMessage));
+    console.log(`${version} ${scenario}: ${passed} passed, ${wrong.length} failed`);
+    for (const check of wrong) console.log(`  ${check.id}: ${check.errorMessage}`);
+    if (passed === 0 || wrong.length > 0) failed = 1;
+  }
 }
 proxy.close();
 proxy.closeAllConnections();

@@ -1,8 +1,8 @@
 """Tests of turn mcp and of a server's endpoint with the official client. See the file mcp."""
 
-import json
+import base64
 import os
-import re
+import secrets
 import subprocess
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,24 +27,50 @@ cat sum
 """
 
 
+class Conversation:
+    """A client whose calls name the session that the first one began, if that is needed."""
+
+    def __init__(self, client, names_session=False):
+        self.client, self.names_session, self.session = client, names_session, None
+
+    def __getattr__(self, name):
+        return getattr(self.client, name)
+
+    async def call_tool(self, name, arguments, **options):
+        if self.session:
+            arguments = {"session": self.session} | arguments
+        result = await self.client.call_tool(name, arguments, **options)
+        if self.names_session and not self.session and result.structured_content:
+            self.session = result.structured_content.get("session")
+        return result
+
+
 @asynccontextmanager
 async def stdio(token=TOKEN):
     env = {**os.environ, "TURN_TOKEN": token}
     async with Client(StdioServerParameters(command="turn", args=["mcp"], env=env),
                       read_timeout_seconds=BOUND) as client:
-        yield client
+        assert client.protocol_version == "2026-07-28"
+        yield Conversation(client)
 
 
 @asynccontextmanager
-async def http(token=TOKEN):
+async def http(token=TOKEN, mode="auto"):
+    """The newest version of the protocol, which has no connections over HTTP."""
     headers = {"Authorization": "Bearer " + token}
     async with httpx2.AsyncClient(headers=headers, timeout=BOUND) as web:
-        async with Client(streamable_http_client(URL, http_client=web),
+        async with Client(streamable_http_client(URL, http_client=web), mode=mode,
                           read_timeout_seconds=BOUND) as client:
-            yield client
+            assert client.protocol_version == ("2026-07-28" if mode == "auto" else "2025-11-25")
+            yield Conversation(client, names_session=mode == "auto")
 
 
-DOORS = pytest.mark.parametrize("door", [stdio, http], ids=["stdio", "http"])
+def connected(token=TOKEN):
+    """The version before it, with a connection."""
+    return http(token, mode="legacy")
+
+
+DOORS = pytest.mark.parametrize("door", [stdio, http, connected], ids=["stdio", "http", "connected"])
 
 
 def run(test):
@@ -117,15 +143,15 @@ def test_work(door):
     run(test)
 
 
-@DOORS
-def test_close_keeps_a_turn(door):
-    """What a client leaves in its sandbox is a turn when it is gone."""
+def test_close_keeps_a_turn():
+    """What a client leaves in the sandbox of its connection is a turn when it is gone. A script of
+    cmd/turn tests turn mcp: this client kills a process that takes more than some seconds to end."""
     async def test():
-        async with door() as client:
+        async with connected() as client:
             await call(client, "exec", command="echo kept > kept")
             session = (await call(client, "snapshot"))["session"]
             await call(client, "exec", command="echo later >> kept")
-        async with door() as client:  # the same caller, another connection
+        async with connected() as client:  # the same caller, another connection
             while True:
                 log = await call(client, "log", session=session)
                 if len(log["turns"]) == 2:
@@ -134,9 +160,86 @@ def test_close_keeps_a_turn(door):
             state = await client.read_resource(
                 f"turn://files/{log['turns'][0]['turn']}/workspace/kept")
             assert state.contents[0].text == "kept\nlater\n"
-    if door is stdio:
-        # the client kills a process that takes more than some seconds to end
-        pytest.skip("a script of cmd/turn tests it, whose client waits")
+    run(test)
+
+
+def test_another_client_goes_on():
+    """Without connections, the sandbox of a session stays for the caller's next client."""
+    async def test():
+        async with http() as client:
+            await call(client, "exec", command="echo kept > /tmp/kept")
+            session = client.session
+            assert session.startswith("mcp-")
+            assert (await client.client.call_tool("exec", {"command": "cat /tmp/kept"})
+                    ).structured_content["exit_code"] == 1  # a session of its own
+        async with http() as client:
+            assert (await call(client, "exec", command="cat /tmp/kept", session=session))["stdout"] == "kept\n"
+            assert (await client.client.call_tool("log", {})).is_error
+    run(test)
+
+
+@DOORS
+def test_large(door):
+    """Results of any size that is allowed arrive: this client takes 1 MiB of an event."""
+    async def test():
+        sizes = [2**20 - 500, 2**20, 2**20 + 1, 5 * 2**20, 8 * 2**20]
+        async with door() as client:
+            await call(client, "exec", command="for n in %s; do head -c $n /dev/zero | tr '\\0' x > x$n; "
+                       "head -c $n /dev/zero | tr '\\0' '\\n' > lines$n; head -c $n /dev/urandom > bytes$n; done"
+                       % " ".join(map(str, sizes)), timeout=BOUND)
+            turn = (await call(client, "snapshot"))["turn"]
+            for n in sizes:
+                for kind in ["x", "lines"]:
+                    if door is stdio and kind == "lines" and 2 * n >= 10 * 2**20:
+                        with pytest.raises(Exception, match="as JSON, and a message has at most"):
+                            await client.read_resource(f"turn://files/{turn}/workspace/{kind}{n}")
+                        continue
+                    r = await client.read_resource(f"turn://files/{turn}/workspace/{kind}{n}")
+                    assert r.contents[0].text == ("x" if kind == "x" else "\n") * n
+                if door is stdio and n == sizes[-1]:
+                    continue
+                r = await client.read_resource(f"turn://files/{turn}/workspace/bytes{n}")
+                assert len(r.contents[0].blob) == (n + 2) // 3 * 4
+            out = await call(client, "exec", command="head -c 2000000 /dev/zero | tr '\\0' '\\n'")
+            whole = (await client.read_resource(out["stdout_uri"])).contents[0].text
+            assert len(whole) > 2**20 and "951424 more bytes" in whole
+
+            # parts whose escapes are several bytes each, in a new sandbox, of whose start progress is told
+            told = []
+
+            async def progress(done, total, message):
+                told.append(message)
+            await call(client, "exec", command="head -c 300000 /dev/zero | tr '\\0' '\\1' > ones; "
+                       "head -c 300000 /dev/zero | tr '\\0' '<' > less")
+            await call(client, "run_turn", document=DOCUMENT)
+            for name, character in [("ones", "\1"), ("less", "<")]:
+                offset, text = 0, ""
+                while True:
+                    r = await client.call_tool("read_file", {"path": name, "offset": offset, "limit": 262144},
+                                               progress_callback=progress)
+                    assert not r.is_error, r.content
+                    text += r.structured_content["text"]
+                    offset = r.structured_content.get("next_offset")
+                    if not offset:
+                        break
+                assert text == character * 300000
+            assert told
+    run(test)
+
+
+@DOORS
+def test_image_and_bytes(door):
+    """A call chooses its image, learns which one has a program, and gets bytes as they are."""
+    async def test():
+        async with door() as client:
+            out = await call(client, "exec", command="printf 'a\\377b'; npm --version")
+            assert out["exit_code"] == 127 and "image nodejs has npm" in out["note"], out
+            assert base64.b64decode(out["stdout_base64"]) == b"a\xffb" and out["stdout"] == "a\ufffdb", out
+            other = await call(client, "exec", command="echo $((6 * 7))", image="base",
+                               session="image-" + secrets.token_hex(4))
+            assert other["stdout"] == "42\n", other
+            wrong = await client.call_tool("exec", {"command": "true", "image": "python"})
+            assert wrong.is_error and "image python: the session's sandbox is of base" in str(wrong.content)
     run(test)
 
 
@@ -154,6 +257,8 @@ def test_hostile(door):
                 ("run_turn", {}),
                 ("exec", {"command": "true", "timout": 3}),
                 ("exec", {"command": "true", "timeout": -1}),
+                ("exec", {"command": ["true"]}),
+                ("exec", {"command": "true", "image": "../../etc"}),
                 ("read_file", {"path": str(SERVER_HOME / "server.toml")}),
                 ("read_file", {"path": "a\0b"}),
                 ("read_file", {"path": "x", "offset": -1}),
@@ -164,8 +269,8 @@ def test_hostile(door):
                 result = await client.call_tool(name, arguments)
                 assert result.is_error, (name, arguments, result)
                 text = str(result.content)
-                assert TOKEN not in text, name
-                if door is http:
+                assert TOKEN not in text and "json:" not in text and "Go " not in text, (name, text)
+                if door is not stdio:
                     assert str(SERVER_HOME) not in text.replace(str(arguments), ""), (name, text)
             for uri in ["turn://files/@1/../../etc/passwd", "turn://receipts/none@1", "file:///etc/passwd",
                         "turn://outputs/99"]:
@@ -180,6 +285,7 @@ def test_cancel(door):
     async def test():
         async with door() as client:
             started = anyio.Event()
+            session = "cancel-" + secrets.token_hex(4)
 
             async def progress(done, total, message):
                 if "long" in (message or ""):
@@ -187,18 +293,18 @@ def test_cancel(door):
             async with anyio.create_task_group() as tasks:
                 async def long():
                     await client.call_tool("run_turn", {
-                        "document": "```bash name=long\nsleep 3000\n```\n"},
+                        "document": "```bash name=long\nsleep 3000\n```\n", "session": session},
                         progress_callback=progress)
                 tasks.start_soon(long)
                 await started.wait()
                 tasks.cancel_scope.cancel()
             while True:
-                log = await call(client, "log")
+                log = await call(client, "log", session=session)
                 if log["turns"][0]["result"] != "running":
                     break
                 await anyio.sleep(0.2)
             assert log["turns"][0]["result"] == "error", log
-            assert (await call(client, "exec", command="echo on"))["stdout"] == "on\n"
+            assert (await call(client, "exec", command="echo on", session=session))["stdout"] == "on\n"
     run(test)
 
 
@@ -229,7 +335,7 @@ def test_tokens():
         limited = token("limited", "--session", "ci-*")
         async with http() as client:
             session = (await call(client, "run_turn", document=DOCUMENT))["session"]
-            async with http(other) as stranger:
+            async with connected(other) as stranger:
                 assert (await stranger.call_tool("log", {"session": session})).is_error
                 assert (await stranger.call_tool("exec", {"command": "cat sum", "session": session})).is_error
             async with http(limited) as narrow:

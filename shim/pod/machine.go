@@ -131,7 +131,7 @@ func (p *Pod) forward(say func(string)) {
 	if err == nil {
 		p.ports = ports
 		err = p.net.Forward(ctx, func(ctx context.Context, port uint16) (io.ReadWriteCloser, error) {
-			return ports.ConnectPort(ctx, port)
+			return ports.ConnectPort(ctx, wire.SandboxConnectParams{Port: int64(port), Loopback: true})
 		})
 	}
 	if err != nil {

@@ -138,7 +138,7 @@ func Open(ctx context.Context, envelope []byte) (*Signed, error) {
 	if err != nil {
 		return fail(err)
 	}
-	if err := proof.CheckInToto(sealed.Payload, PredicateType, "a channel"); err != nil {
+	if err := proof.CheckInToto(sealed.Payload, "a channel", PredicateType); err != nil {
 		return fail(err)
 	}
 	var e encoded

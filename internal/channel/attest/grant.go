@@ -90,7 +90,7 @@ func OpenGrant(ctx context.Context, envelope []byte) (*Grant, error) {
 	if err != nil {
 		return fail(err)
 	}
-	if err := proof.CheckInToto(sealed.Payload, GrantPredicateType, "a grant"); err != nil {
+	if err := proof.CheckInToto(sealed.Payload, "a grant", GrantPredicateType); err != nil {
 		return fail(err)
 	}
 	var e encodedGrant

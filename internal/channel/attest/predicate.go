@@ -55,7 +55,7 @@ func openPredicate[P predicate](ctx context.Context, what, typ string, envelope 
 	if err != nil {
 		return fail(err)
 	}
-	if err := proof.CheckInToto(sealed.Payload, typ, what); err != nil {
+	if err := proof.CheckInToto(sealed.Payload, what, typ); err != nil {
 		return fail(err)
 	}
 	if err := proof.Decode(sealed.Payload, &e); err != nil {

@@ -48,10 +48,14 @@ const (
 	closeTime  = 3 * time.Minute
 )
 
+// maxResource bounds a resource in bytes of JSON: the official npm clients end the connection at a
+// message of 10 MiB.
+const maxResource = 10<<20 - 256<<10
+
 // Run serves the client.
 func (c *Cmd) Run(a *cli.App) error {
 	return a.Do(func(ctx context.Context) error {
-		door := mcpdoor.New(mcpdoor.Options{Log: slog.Default(),
+		door := mcpdoor.New(mcpdoor.Options{Log: slog.Default(), MaxResource: maxResource,
 			Open: func(context.Context, *auth.TokenInfo) (mcpdoor.Place, error) { return c.place(a) }})
 		err := serve(ctx, door.Server(), &input{r: a.Stdin, ended: make(chan struct{})}, a.Stdout)
 		// also after an interruption: what runs is cancelled, and what was done is kept

@@ -152,14 +152,16 @@ func (k KeyReport) status() string {
 
 type keyShowCmd struct {
 	Role string `arg:"" optional:"" help:"Role of the key: caller or node (default: caller)." enum:"caller,node" default:"caller"`
-	Pub  bool   `help:"Print the public key alone."`
+	Pub  bool   `help:"Print the public key alone." xor:"form"`
+	PEM  bool   `name:"pem" help:"Print the public key as PEM (PKIX)." xor:"form"`
 }
 
 // Help is shown below the flags' summary.
 func (c *keyShowCmd) Help() string {
 	return `The output is one line in OpenSSH's format allowed_signers. Send it to everyone who
 verifies your receipts, for turn key trust or turn verify --trust. With a host selected,
-the keys of node are those that turn host add has pinned, or that its root certified.`
+the keys of node are those that turn host add has pinned, or that its root certified.
+--pem is for verifiers such as cosign, which know no keys in OpenSSH's format.`
 }
 
 // Examples returns command lines for the help.
@@ -183,16 +185,30 @@ func (c *keyShowCmd) Run(a *cli.App) error {
 				return err
 			}
 		}
-		return a.Result(nil, nil, func(w io.Writer) {
-			for _, e := range entries {
-				if c.Pub {
-					terminal.Println(w, e.Key.String())
-				} else {
-					terminal.Println(w, e.Line())
-				}
+		lines, err := c.lines(entries)
+		return a.Result(nil, err, func(w io.Writer) {
+			for _, line := range lines {
+				terminal.Println(w, line)
 			}
 		})
 	})
+}
+
+// lines returns the lines of the keys in the form that is asked for.
+func (c *keyShowCmd) lines(entries []key.Entry) (lines []string, err error) {
+	for _, e := range entries {
+		text := e.Line()
+		switch {
+		case c.Pub:
+			text = e.Key.String()
+		case c.PEM:
+			if text, err = e.Key.PEM(); err != nil {
+				return nil, err
+			}
+		}
+		lines = append(lines, strings.Split(strings.TrimSuffix(text, "\n"), "\n")...)
+	}
+	return lines, nil
 }
 
 // ownKey returns the key of this state directory.

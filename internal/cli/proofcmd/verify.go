@@ -26,7 +26,7 @@ type VerifyCmd struct {
 
 	All    bool     `help:"Verify all turns, the log of heads and the store."`
 	Trust  []string `help:"Trust only these keys (repeatable)." placeholder:"FILE|KEY" sep:"none"`
-	Format string   `help:"Print the evidence in this format." enum:",dsse,sigstore" default:"" placeholder:"dsse|sigstore"`
+	Format string   `help:"Print the evidence in this format." enum:",dsse,sigstore,text" default:"" placeholder:"dsse|sigstore|text"`
 	JSON   bool     `name:"json" help:"Print the result as JSON."`
 }
 
@@ -45,7 +45,8 @@ has pinned, or with --trust only those of FILE, a list in OpenSSH's format
 allowed_signers, or KEY, such as "node=ssh-ed25519 AAAA...".
 
 --format prints the evidence of a receipt that verifies, for other programs: dsse for
-in-toto; sigstore, with the signature of the node, for cosign.
+in-toto; sigstore, with the signature of the node, for cosign. text prints the text that
+is signed, whose digest is that of the subject "receipt".
 
 Exit status: 0 everything verifies; 2 there is no such receipt or turn; 3 the receipt or
 the store cannot be read; 4 something is not signed, and everything else verifies;
@@ -147,11 +148,15 @@ func (c *VerifyCmd) receipt(a *cli.App, file []byte) error {
 		}
 		rep := proof.VerifyReceipt(ctx, c.What, file, trust)
 		if rep.OK && c.Format != "" {
-			_, envelope, _ := document.CutEvidence(file)
-			b, err := proof.Export(envelope, c.Format)
-			if err == nil {
-				_, err = a.Stdout.Write(append(b, '\n'))
+			text, envelope, _ := document.CutEvidence(file)
+			if c.Format != "text" {
+				b, err := proof.Export(envelope, c.Format)
+				if err != nil {
+					return err
+				}
+				text = append(b, '\n')
 			}
+			_, err = a.Stdout.Write(text)
 			return err
 		}
 		return c.result(a, rep, nil)

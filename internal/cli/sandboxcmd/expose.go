@@ -35,11 +35,11 @@ func (p *port) UnmarshalText(text []byte) error {
 func (c *sandboxExposeCmd) Help() string {
 	return `Standard output has one line: the address that turn listens on. Port 0 selects a free
 port. Connections are forwarded until Ctrl-C, or until the sandbox ends. The server in
-the sandbox must listen on all addresses (0.0.0.0) or on the sandbox's address,
-10.0.2.15.
+the sandbox may listen on all addresses, on the sandbox's address, 10.0.2.15, or on
+its loopback, 127.0.0.1 or ::1.
 
 Exit status: 0 after Ctrl-C; 2 there is no such sandbox; 3 the address is not
-available, the sandbox has no network, or it has ended.`
+available, or the sandbox has ended.`
 }
 
 // Examples returns command lines for the help.
@@ -56,11 +56,6 @@ func (c *sandboxExposeCmd) Run(a *cli.App) error {
 		i, err := s.Find(ctx, c.Sandbox)
 		if err != nil {
 			return err
-		}
-		if !i.Shape.Network { // otherwise every connection would fail separately
-			return turnstone.Errorf("sandbox.expose", turnstone.KindUnavailable,
-				"sandbox "+i.Title(), "it has no network").
-				WithHint("create the sandbox with --network on")
 		}
 		l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen)
 		if err != nil {

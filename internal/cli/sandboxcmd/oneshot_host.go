@@ -66,7 +66,8 @@ func (r *remoteExec) run(ctx context.Context) (int, error) {
 	timed, cancel := context.WithTimeoutCause(ctx, limit, errTimeUp)
 	defer cancel()
 	for _, t := range adds {
-		if err := r.boxes.Upload(timed, box.ID, t.Path, tarfiles.Into(cwd, t.Dest, t.Path)); err != nil {
+		if err := r.boxes.CopyIn(timed, box.ID, sandboxes.Copy{From: t.Path,
+			To: tarfiles.Into(cwd, t.Dest, t.Path)}); err != nil {
 			return 0, r.late(timed, err)
 		}
 	}
@@ -75,8 +76,8 @@ func (r *remoteExec) run(ctx context.Context) (int, error) {
 		return 0, r.late(timed, err)
 	}
 	for _, t := range gets {
-		if err := r.boxes.Download(ctx, box.ID, tarfiles.Below(cwd, t.Path), cmp.Or(t.Dest, "."),
-			r.tell); err != nil {
+		if err := r.boxes.CopyOut(ctx, box.ID, sandboxes.Copy{From: tarfiles.Below(cwd, t.Path),
+			To: cmp.Or(t.Dest, "."), Skipped: r.tell}); err != nil {
 			return int(exit.ExitCode), err
 		}
 	}

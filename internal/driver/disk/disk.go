@@ -5,7 +5,6 @@ package disk
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,6 +17,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/driver/host"
+	"turnstone.dev/turnstone/internal/sparse"
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/internal/subprocess"
 	"turnstone.dev/turnstone/substrate"
@@ -172,7 +172,7 @@ func CopySparse(ctx context.Context, dst, src *os.File) error {
 func Overlay(ctx context.Context, dst, src *os.File, limit int64) error {
 	const part = 16 << 20
 	for off := int64(0); ; {
-		data, hole, err := NextData(src, off)
+		data, hole, err := sparse.Next(src, off)
 		if err != nil || data == hole || data >= limit {
 			return err
 		}
@@ -209,7 +209,7 @@ func KeepsHoles(dir string) bool {
 	}
 	var found []int64
 	for off := int64(0); ; {
-		data, hole, err := NextData(f, off)
+		data, hole, err := sparse.Next(f, off)
 		if err != nil {
 			return false
 		}
@@ -219,19 +219,4 @@ func KeepsHoles(dir string) bool {
 		found, off = append(found, data, hole), hole
 	}
 	return slices.Equal(found, []int64{at, at + page, at + 2*page, at + 3*page})
-}
-
-// NextData returns the first run of data in f from off on; an empty run at the end of f.
-func NextData(f *os.File, off int64) (data, hole int64, err error) {
-	data, err = unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
-	if errors.Is(err, unix.ENXIO) {
-		return 0, 0, nil
-	}
-	if err == nil {
-		hole, err = unix.Seek(int(f.Fd()), data, unix.SEEK_HOLE)
-	}
-	if err != nil {
-		return 0, 0, fmt.Errorf("seek: %w", err)
-	}
-	return data, hole, nil
 }

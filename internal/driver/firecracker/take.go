@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"turnstone.dev/turnstone/internal/driver/disk"
+	"turnstone.dev/turnstone/internal/sparse"
 )
 
 // Firecracker's files in its folder are untrusted: an attacker who has taken over Firecracker may
@@ -82,7 +82,7 @@ func copyPages(ctx context.Context, dst, src *os.File, limit int64) error {
 	const page, part = 4096, 1 << 20
 	buf, zeros := make([]byte, part), make([]byte, page)
 	for off := int64(0); off < size; {
-		data, hole, err := disk.NextData(src, off)
+		data, hole, err := sparse.Next(src, off)
 		if err != nil || data == hole || data >= size {
 			return err
 		}

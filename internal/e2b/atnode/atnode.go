@@ -4,6 +4,7 @@ package atnode
 import (
 	"context"
 	"io"
+	"net"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/channel"
@@ -71,37 +72,14 @@ func (n Node) Find(id turnstone.SandboxID, owner func(tenant string) (channel.Pu
 	}
 	f := e2b.Found{Tenant: st.Tenant, Info: i}
 	f.Open = func(ctx context.Context) (io.ReadWriteCloser, error) { return st.Sandboxes.Dial(ctx, id) }
-	f.Dial = func(ctx context.Context, port uint16) (io.ReadWriteCloser, error) {
-		return dial(ctx, f.Open, port)
+	f.Dial = func(ctx context.Context, port uint16) (net.Conn, error) {
+		stream, err := f.Open(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return wire.DialPort(ctx, stream, wire.SandboxConnectParams{Port: int64(port), Loopback: true})
 	}
 	f.Commit = func(ctx context.Context) error { _, err := st.Sandboxes.Commit(ctx, id); return err }
 	f.Discard = func(ctx context.Context) error { return st.Sandboxes.Discard(ctx, id) }
 	return f, nil
-}
-
-// A port is a connection to a port of a sandbox over a connection of its own.
-type port struct {
-	*wire.PortStream
-	client *wire.Client
-}
-
-// Close implements io.Closer.
-func (p port) Close() error {
-	_ = p.PortStream.Close()
-	return p.client.Close()
-}
-
-func dial(ctx context.Context, open func(context.Context) (io.ReadWriteCloser, error), number uint16) (
-	io.ReadWriteCloser, error) {
-	stream, err := open(ctx)
-	if err != nil {
-		return nil, err
-	}
-	c := wire.NewClient(stream)
-	s, err := c.ConnectPort(ctx, number)
-	if err != nil {
-		_ = c.Close()
-		return nil, err
-	}
-	return port{s, c}, nil
 }

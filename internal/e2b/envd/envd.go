@@ -26,6 +26,9 @@ type Box struct {
 	Workdir string // of commands that name none, and of relative paths
 	// Open opens a connection to the sandbox's agent. The caller closes it.
 	Open func(ctx context.Context) (io.ReadWriteCloser, error)
+	// Gone reports, after a call has failed, whether the reason is that the sandbox has ended or is
+	// paused. nil: it is not.
+	Gone func(ctx context.Context) bool
 }
 
 type boxKey struct{}
@@ -51,6 +54,9 @@ func open(ctx context.Context, o wire.Options) (*wire.Conn, *Box, error) {
 		return nil, nil, err
 	}
 	stream, err := b.Open(ctx)
+	if kindOf(err) == turnstone.KindNotFound {
+		err = turnstone.NewError("e2b.open", turnstone.KindDead, "the sandbox", err)
+	}
 	if err != nil {
 		return nil, b, err
 	}

@@ -62,6 +62,19 @@ func fail(code connect.Code, text string) error {
 	return connect.NewError(code, errors.New(clip(text)))
 }
 
+// NotFound is the text by which clients know that a sandbox is gone.
+func NotFound(id turnstone.SandboxID) string { return "The sandbox " + string(id) + " was not found" }
+
+// told returns an error for the caller of ctx, and whether it is that of a sandbox that is gone.
+func told(ctx context.Context, err error) (_ error, gone bool) {
+	if kind := kindOf(err); kind == turnstone.KindDead || kind == turnstone.KindUnavailable {
+		if b, none := box(ctx); none == nil && b.Gone != nil && b.Gone(ctx) {
+			return fail(connect.CodeUnavailable, NotFound(b.ID)), true
+		}
+	}
+	return toConnect(err), false
+}
+
 // translated is an interceptor that translates errors.
 type translated struct{}
 
@@ -69,7 +82,8 @@ type translated struct{}
 func (translated) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
 		a, err := next(ctx, r)
-		return a, toConnect(err)
+		err, _ = told(ctx, err)
+		return a, err
 	}
 }
 
@@ -78,11 +92,29 @@ func (translated) WrapStreamingClient(next connect.StreamingClientFunc) connect.
 	return next
 }
 
-// WrapStreamingHandler implements connect.Interceptor.
+// WrapStreamingHandler implements connect.Interceptor. An answer that has begun is cut off if the
+// sandbox is gone, as E2B does: clients look then whether the sandbox runs, and say that it was killed.
 func (translated) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, c connect.StreamingHandlerConn) error {
-		return toConnect(next(ctx, c))
+		s := &sending{StreamingHandlerConn: c}
+		err, gone := told(ctx, next(ctx, s))
+		if gone && s.began {
+			panic(http.ErrAbortHandler)
+		}
+		return err
 	}
+}
+
+// A sending knows whether something was sent.
+type sending struct {
+	connect.StreamingHandlerConn
+	began bool
+}
+
+// Send implements connect.StreamingHandlerConn.
+func (s *sending) Send(m any) error {
+	s.began = true
+	return s.StreamingHandlerConn.Send(m)
 }
 
 // statuses are the statuses of codes for plain HTTP.
@@ -104,7 +136,7 @@ func plain(f func(w http.ResponseWriter, r *http.Request) error) http.HandlerFun
 		if err == nil {
 			return
 		}
-		err = toConnect(err)
+		err, _ = told(r.Context(), err)
 		status, known := statuses[connect.CodeOf(err)]
 		if !known {
 			status = http.StatusInternalServerError

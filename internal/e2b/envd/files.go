@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"turnstone.dev/turnstone"
@@ -271,7 +272,8 @@ var types = map[wire.FileSystemFileInfoType]filesystem.FileType{
 	wire.FileSystemFileInfoTypeDirectory: filesystem.FileType_FILE_TYPE_DIRECTORY,
 }
 
-// describe returns an entry for a caller. Of a link it has the type of what the link leads to.
+// describe returns an entry for a caller, as E2B's daemon does: of a link the type and the mode of what
+// it leads to, and as its target the path of that, or its own if it leads nowhere.
 func (p *place) describe(ctx context.Context, i *wire.FileSystemFileInfo) *filesystem.EntryInfo {
 	e := &filesystem.EntryInfo{Name: i.Name, Path: i.Path, Type: types[i.Type], Size: i.Size,
 		Mode: uint32(i.Mode & 0o777), Owner: p.names.user(ctx, i.UID),
@@ -280,11 +282,13 @@ func (p *place) describe(ctx context.Context, i *wire.FileSystemFileInfo) *files
 		e.ModifiedTime = timestamppb.New(at)
 	}
 	if i.Type == wire.FileSystemFileInfoTypeSymlink {
-		target := i.Target
-		e.SymlinkTarget, e.IsSymlink = &target, true
+		target := i.Path
+		e.IsSymlink, e.Mode = true, 0
 		if to, err := p.c.FileSystemStat(ctx, &wire.FileSystemStatParams{Path: i.Path}); err == nil {
-			e.Type = types[to.File.Type]
+			e.Type, e.Mode = types[to.File.Type], uint32(to.File.Mode&0o777)
+			target = cmp.Or(to.File.Resolved, i.Path)
 		}
+		e.SymlinkTarget = &target
 	}
 	for _, s := range []*string{&e.Name, &e.Path, e.SymlinkTarget} {
 		if s != nil {
@@ -294,14 +298,24 @@ func (p *place) describe(ctx context.Context, i *wire.FileSystemFileInfo) *files
 	return e
 }
 
-// permissions returns the mode of a file as ls prints it.
+// modes are the bits by which Go prints a type, and a mode beyond the permissions.
+var modes = map[wire.FileSystemFileInfoType]fs.FileMode{
+	wire.FileSystemFileInfoTypeDirectory: fs.ModeDir,
+	wire.FileSystemFileInfoTypeSymlink:   fs.ModeSymlink,
+	wire.FileSystemFileInfoTypeFifo:      fs.ModeNamedPipe,
+	wire.FileSystemFileInfoTypeSocket:    fs.ModeSocket,
+	wire.FileSystemFileInfoTypeBlock:     fs.ModeDevice,
+	wire.FileSystemFileInfoTypeChar:      fs.ModeDevice | fs.ModeCharDevice,
+}
+
+// permissions returns the mode of a file as Go prints it.
 func permissions(i *wire.FileSystemFileInfo) string {
-	mode := fs.FileMode(i.Mode & 0o777)
-	switch i.Type {
-	case wire.FileSystemFileInfoTypeDirectory:
-		mode |= fs.ModeDir
-	case wire.FileSystemFileInfoTypeSymlink:
-		mode |= fs.ModeSymlink
+	mode := fs.FileMode(i.Mode&0o777) | modes[i.Type]
+	for bit, m := range map[int64]fs.FileMode{unix.S_ISUID: fs.ModeSetuid, unix.S_ISGID: fs.ModeSetgid,
+		unix.S_ISVTX: fs.ModeSticky} {
+		if i.Mode&bit != 0 {
+			mode |= m
+		}
 	}
 	return mode.String()
 }

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -347,25 +348,24 @@ func (f *follower) tell(e *process.ProcessEvent) error {
 	return f.send(e)
 }
 
-// endOf returns the event of an end. Of a process that a signal has ended, E2B's daemon says -1.
+// endOf returns the event of an end, in the words of Go's os.ProcessState, which E2B's daemon passes on.
 func endOf(x wire.ProcessExit) *process.ProcessEvent {
 	e := &process.ProcessEvent_EndEvent{ExitCode: int32(x.ExitCode), Exited: x.Signal == "",
 		Status: "exit status " + strconv.FormatInt(x.ExitCode, 10)}
-	why := ""
-	switch {
-	case x.OOMKilled:
-		why = "killed: the sandbox's memory was exhausted"
-	case x.Signal != "":
-		why = "signal: " + strings.ToLower(strings.TrimPrefix(x.Signal, "SIG"))
-	}
 	if x.Signal != "" {
-		e.ExitCode = -1
+		e.ExitCode, e.Status = -1, "signal: "+syscall.Signal(x.ExitCode-signaled).String()
+		if x.CoreDumped {
+			e.Status += " (core dumped)"
+		}
 	}
-	if why != "" {
-		e.Status, e.Error = why, &why
+	if e.ExitCode != 0 {
+		e.Error = &e.Status
 	}
 	return &process.ProcessEvent{Event: &process.ProcessEvent_End{End: e}}
 }
+
+// signaled is added to the number of a signal that has ended a process.
+const signaled = 128
 
 // List lists the processes that clients have started and that run.
 func (p processes) List(ctx context.Context, _ *connect.Request[process.ListRequest]) (

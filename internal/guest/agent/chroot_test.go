@@ -125,7 +125,6 @@ func TestCopyInRoot(t *testing.T) {
 		{"/d", []string{"f"}, "d/f"},
 		{"/new/name", []string{"t/", "t/x"}, "new/name/x"},
 		{"/d/f", []string{"g"}, "d/f"},
-		{"/d/f", []string{"h/", "h/i"}, "d/f/i"},
 	} {
 		if err := put(tt.dest, tt.names...); err != nil {
 			t.Errorf("%s: %v", tt.dest, err)
@@ -133,6 +132,10 @@ func TestCopyInRoot(t *testing.T) {
 		if got, want := read(tt.file), tt.names[len(tt.names)-1]; got != want {
 			t.Errorf("%s: %q, want %q", tt.file, got, want)
 		}
+	}
+	kindIs(t, put("/d/f", "h/", "h/i"), turnstone.KindInvalid)
+	if got := read("d/f"); got != "g" {
+		t.Errorf("a folder took the place of a file, which is %q", got)
 	}
 	kindIs(t, put("/one", "a", "b"), turnstone.KindInvalid)
 	for _, dest := range []string{"/out", "/out/", "/out/x", "/out/x/"} {
@@ -145,7 +148,7 @@ func TestCopyInRoot(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(out, "secret")); string(b) != "secret" {
 		t.Errorf("outside of the root: %q %v", b, err)
 	}
-	for _, path := range []string{"/d", "/d/f/i", "/d/e"} {
+	for _, path := range []string{"/d", "/d/f", "/d/e"} {
 		var b bytes.Buffer
 		if err := c.Get(t.Context(), path, &b); err != nil || b.Len() < 512 {
 			t.Errorf("%s: %d bytes, %v", path, b.Len(), err)

@@ -36,7 +36,7 @@ func (s *sandbox) Connect(ctx context.Context, c *wire.Conn,
 			return nil, turnstone.Errorf(op, turnstone.KindExhausted, "sandbox",
 				"too many connections to the sandbox's ports")
 		}
-		conn, err := forward.Dial(ctx, int(p.Port))
+		conn, err := forward.Dial(ctx, int(p.Port), p.Loopback)
 		if err != nil {
 			release()
 		}

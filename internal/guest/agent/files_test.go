@@ -128,6 +128,35 @@ func TestEscapes(t *testing.T) {
 	}
 }
 
+// TestStatResolves checks what stat says of the way to a file: of links in a row, in the middle of a path, and of
+// those that leave the root. A link itself has no such path.
+func TestStatResolves(t *testing.T) {
+	h, root := jail(t)
+	for name, to := range map[string]string{"one": "two", "two": "/area/a", "dir": "/area", "up": "../../../area/a",
+		"none": "nothing", "loop": "loop"} {
+		if err := os.Symlink(to, filepath.Join(root, "area", name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	no := false
+	for name, want := range map[string]string{"/area/a": "", "/area/./a": "", "/area/one": "/area/a", "/area/two": "/area/a",
+		"/area/dir": "/area", "/area/dir/dir/one": "/area/a", "/area/dir/a": "/area/a", "/area/up": "/area/a", "/": ""} {
+		st, err := h.FileSystemStat(t.Context(), &wire.FileSystemStatParams{Path: name})
+		if err != nil || st.File.Resolved != want {
+			t.Errorf("%s: %+v %v", name, st, err)
+		}
+		st, err = h.FileSystemStat(t.Context(), &wire.FileSystemStatParams{Path: name, Follow: &no})
+		if err != nil || st.File.Resolved != "" {
+			t.Errorf("%s itself: %+v %v", name, st, err)
+		}
+	}
+	for _, name := range []string{"/area/none", "/area/loop"} {
+		if st, err := h.FileSystemStat(t.Context(), &wire.FileSystemStatParams{Path: name}); err == nil {
+			t.Errorf("%s: %+v", name, st)
+		}
+	}
+}
+
 func TestFileSystem(t *testing.T) {
 	h, root := jail(t)
 	ctx := t.Context()

@@ -248,9 +248,8 @@ func (s *processes) Acknowledge(_ context.Context, c *wire.Conn,
 }
 
 func wireExit(e process.Exit) *wire.ProcessExit {
-	return &wire.ProcessExit{ExitCode: int64(e.Code), Signal: e.Signal, OOMKilled: e.OOMKilled,
-		DiskFull: e.DiskFull,
-		Killed:   e.Killed, Duration: int64(e.Duration)}
+	return &wire.ProcessExit{ExitCode: int64(e.Code), Signal: e.Signal, CoreDumped: e.Core,
+		OOMKilled: e.OOMKilled, DiskFull: e.DiskFull, Killed: e.Killed, Duration: int64(e.Duration)}
 }
 
 func wireInfo(p *process.Process) *wire.ProcessProcessInfo {

@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/guest/forward"
 	"turnstone.dev/turnstone/internal/guest/record"
 	"turnstone.dev/turnstone/wire"
 )
@@ -97,59 +96,84 @@ func TestAddSecrets(t *testing.T) {
 	}
 }
 
-// TestConnect checks connections to ports, at the address of a network card.
-func TestConnect(t *testing.T) {
-	h := newHarness(t)
-	l, err := net.Listen("tcp", "0.0.0.0:0")
+// answering listens at an address and answers "got " and what it got, after the end of the request.
+func answering(t *testing.T, address string) (uint16, io.Closer) {
+	t.Helper()
+	l, err := net.Listen("tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := uint16(l.Addr().(*net.TCPAddr).Port)
+	t.Cleanup(func() { _ = l.Close() })
 	go func() {
 		for {
 			c, err := l.Accept()
 			if err != nil {
 				return
 			}
-			go func() { // it answers after the end of the request
+			go func() {
 				b, _ := io.ReadAll(c)
 				_, _ = c.Write(append([]byte("got "), b...))
 				_ = c.Close()
 			}()
 		}
 	}()
-	if c, err := forward.Dial(t.Context(), int(port)); err == nil {
-		_ = c.Close()
-	} else { // a machine without a network card
-		if _, err := h.ConnectPort(t.Context(), port); err == nil ||
-			!strings.Contains(err.Error(), "has no network") {
-			t.Error(err)
-		}
-		return
+	return uint16(l.Addr().(*net.TCPAddr).Port), l
+}
+
+// exchange sends text to a port and returns its answer.
+func exchange(t *testing.T, h *harness, port uint16, text []byte) []byte {
+	t.Helper()
+	c, err := h.ConnectPort(t.Context(), wire.SandboxConnectParams{Port: int64(port), Loopback: true})
+	if err != nil {
+		t.Fatal(err)
 	}
+	defer func() { _ = c.Close() }()
+	go func() {
+		_, _ = c.Write(text)
+		_ = c.CloseWrite()
+	}()
+	b, err := io.ReadAll(c)
+	if err != nil {
+		t.Fatalf("%d bytes: %v", len(b), err)
+	}
+	return b
+}
+
+// TestConnect checks connections to ports.
+func TestConnect(t *testing.T) {
+	h := newHarness(t)
+	port, l := answering(t, "0.0.0.0:0")
 	large := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
 	for range 40 { // more than the streams of a connection
-		c, err := h.ConnectPort(t.Context(), port)
-		if err != nil {
-			t.Fatal(err)
+		if b := exchange(t, h, port, large); !bytes.Equal(b, append([]byte("got "), large...)) {
+			t.Fatalf("%d bytes", len(b))
 		}
-		go func() {
-			_, _ = c.Write(large)
-			_ = c.CloseWrite()
-		}()
-		b, err := io.ReadAll(c)
-		if err != nil || !bytes.Equal(b, append([]byte("got "), large...)) {
-			t.Fatalf("%d bytes: %v", len(b), err)
-		}
-		_ = c.Close()
 	}
 	_ = l.Close()
 	for _, port := range []int64{int64(port), 0, 70000, -1} {
-		_, err := h.ConnectPort(t.Context(), uint16(port))
+		_, err := h.ConnectPort(t.Context(), wire.SandboxConnectParams{Port: port, Loopback: true})
 		if err == nil {
 			t.Errorf("port %d answers", port)
 		}
 	}
 	// The agent counts a connection until both of its directions have ended, which the client does not see.
 	waitFor(t, "no connection to be counted", func() bool { return len(h.a.forwards) == 0 })
+}
+
+// TestConnectWhereItListens checks that a server is reached at each address where servers listen, and one at the
+// loopback by those alone that ask for it.
+func TestConnectWhereItListens(t *testing.T) {
+	h := newHarness(t)
+	for _, address := range []string{"0.0.0.0:0", "127.0.0.1:0", "[::]:0", "[::1]:0"} {
+		port, _ := answering(t, address)
+		if b := exchange(t, h, port, []byte(address)); string(b) != "got "+address {
+			t.Errorf("%s: %q", address, b)
+		}
+		if !strings.Contains(address, "1") {
+			continue
+		}
+		if _, err := h.ConnectPort(t.Context(), wire.SandboxConnectParams{Port: int64(port)}); err == nil {
+			t.Errorf("%s answers those who have not asked for the loopback", address)
+		}
+	}
 }

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/sparse"
 	"turnstone.dev/turnstone/internal/tarfiles"
 	"turnstone.dev/turnstone/wire"
 )
@@ -97,7 +98,20 @@ func (f *Files) Stat(_ context.Context, _ *wire.Conn,
 	if info.Type == wire.FileSystemFileInfoTypeSymlink {
 		info.Target, _ = readlinkat(fd, "")
 	}
+	if flags&unix.O_NOFOLLOW == 0 {
+		info.Resolved = f.resolved(fd, info.Path)
+	}
 	return &wire.FileSystemStatResult{File: info}, nil
+}
+
+// resolved returns the path of an open file as the kernel knows it, "" if that is name.
+func (f *Files) resolved(fd int, name string) string {
+	at, err := os.Readlink(f.procFD(fd))
+	at, inside := strings.CutPrefix(at, strings.TrimSuffix(f.chroot, "/"))
+	if err != nil || !inside || !path.IsAbs(at) || at == name {
+		return ""
+	}
+	return at
 }
 
 // fileInfo describes a file.
@@ -359,8 +373,8 @@ func replaceFile(ctx context.Context, at Place, content io.Reader,
 			_ = unix.Unlinkat(at.Dir, temp, 0)
 		}
 	}()
-	if n, err = io.CopyBuffer(struct{ io.Writer }{file}, struct{ io.Reader }{content},
-		make([]byte, wire.MaxChunk)); err != nil {
+	out := sparse.Writer{File: file} // what is brought in may have holes, which come as zeros
+	if n, err = out.CopyFrom(content, make([]byte, wire.MaxChunk)); err != nil {
 		return n, err
 	}
 	if ctx.Err() != nil {

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/tarfiles"
 	"turnstone.dev/turnstone/wire"
 )
@@ -20,7 +21,8 @@ func (f *Files) Pack(ctx context.Context, c *wire.Conn, p *wire.FileSystemPackPa
 		return err
 	}
 	_, base := split(p.Path)
-	pack := func(w io.Writer) error { return tarfiles.Pack(ctx, w, p.Path, base) }
+	one := tarfiles.Packer{Holes: p.Holes, Owners: p.Owners}
+	pack := func(w io.Writer) error { return one.Pack(ctx, w, p.Path, base) }
 	if f.chroot != "" {
 		root, name, err := f.openRoot(p.Path)
 		if err != nil {
@@ -30,7 +32,7 @@ func (f *Files) Pack(ctx context.Context, c *wire.Conn, p *wire.FileSystemPackPa
 		if base == "" || base == "." || base == ".." {
 			return invalid(op, p.Path, "it has no name of its own")
 		}
-		pack = func(w io.Writer) error { return tarfiles.PackRoot(ctx, w, root, name, base) }
+		pack = func(w io.Writer) error { return one.PackRoot(ctx, w, root, name, base) }
 	} else if err := f.exists(p.Path); err != nil {
 		return fsError(op, p.Path, err)
 	}
@@ -88,20 +90,20 @@ func (f *Files) Unpack(ctx context.Context, c *wire.Conn, p *wire.FileSystemUnpa
 		if dir, _ := split(p.Dest + "x"); f.owner() != nil {
 			_ = f.mkdirAll(dir, 0o755) // otherwise unpack makes it, or says why it cannot
 		}
-		return fsError(op, p.Dest, f.unpack(ctx, content, p.Dest))
+		return fsError(op, p.Dest, f.unpack(ctx, content, p.Dest, p.Owners))
 	}
-	return fsError(op, p.Dest, f.unpackInRoot(ctx, content, p.Dest))
+	return fsError(op, p.Dest, f.unpackInRoot(ctx, content, p.Dest, p.Owners))
 }
 
 // unpack unpacks the client's own files: links and modes are kept, and the disk is the limit.
-func (f *Files) unpack(ctx context.Context, r io.Reader, dest string) error {
-	return tarfiles.Unpack(ctx, r, dest, tarfiles.Any(),
-		tarfiles.Limits{Trusted: true, Entries: 1 << 40, Bytes: 1 << 60, Owner: f.owner()})
+func (f *Files) unpack(ctx context.Context, r io.Reader, dest string, owners bool) error {
+	return tarfiles.Unpack(ctx, r, dest, tarfiles.Any(), tarfiles.Limits{Trusted: true, Owners: owners,
+		Entries: 1 << 40, Bytes: 1 << 60, Owner: f.owner()})
 }
 
 // unpackInRoot is unpack for a root other than the agent's, in which names could lead out of the
 // sandbox's root.
-func (f *Files) unpackInRoot(ctx context.Context, r io.Reader, dest string) error {
+func (f *Files) unpackInRoot(ctx context.Context, r io.Reader, dest string, owners bool) error {
 	slash := dest[len(dest)-1] == '/'
 	if slash {
 		if err := f.mkdirAll(dest, 0o755); err != nil {
@@ -111,7 +113,7 @@ func (f *Files) unpackInRoot(ctx context.Context, r io.Reader, dest string) erro
 	fd, err := f.Open(dest, unix.O_PATH|unix.O_DIRECTORY, 0)
 	if err == nil {
 		defer unix.Close(fd)
-		return f.unpack(ctx, r, f.procFD(fd)+"/")
+		return f.unpack(ctx, r, f.procFD(fd)+"/", owners)
 	}
 	if slash || err != unix.ENOENT && err != unix.ENOTDIR {
 		return err
@@ -126,12 +128,12 @@ func (f *Files) unpackInRoot(ctx context.Context, r io.Reader, dest string) erro
 		return err
 	}
 	defer at.Close()
-	return f.unpackAs(ctx, r, at)
+	return f.unpackAs(ctx, r, at, owners)
 }
 
 // unpackAs unpacks a stream with a single top-level name, which becomes at's name. It unpacks into
 // a directory of its own first, which no link can replace.
-func (f *Files) unpackAs(ctx context.Context, r io.Reader, at Place) error {
+func (f *Files) unpackAs(ctx context.Context, r io.Reader, at Place, owners bool) error {
 	temp := TempPrefix + rand.Text()
 	if err := unix.Mkdirat(at.Dir, temp, 0o700); err != nil {
 		return err
@@ -144,7 +146,7 @@ func (f *Files) unpackAs(ctx context.Context, r io.Reader, at Place) error {
 	}
 	d := os.NewFile(uintptr(fd), temp)
 	defer d.Close()
-	if err := f.unpack(ctx, r, f.procFD(fd)+"/"); err != nil {
+	if err := f.unpack(ctx, r, f.procFD(fd)+"/", owners); err != nil {
 		return err
 	}
 	names, err := d.Readdirnames(2)
@@ -158,10 +160,9 @@ func (f *Files) unpackAs(ctx context.Context, r io.Reader, at Place) error {
 			"several names at the top, for one destination")
 	}
 	err = unix.Renameat(fd, names[0], at.Dir, at.name)
-	if err == unix.ENOTDIR { // a directory replaces a file
-		if err = unix.Unlinkat(at.Dir, at.name, 0); err == nil {
-			err = unix.Renameat(fd, names[0], at.Dir, at.name)
-		}
+	if err == unix.ENOTDIR {
+		return turnstone.Errorf(wire.MethodFileSystemUnpack, turnstone.KindInvalid, at.name,
+			"a folder is not copied in the place of a file").WithHint("remove the file, or choose another name")
 	}
 	return err
 }

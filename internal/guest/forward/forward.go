@@ -18,26 +18,44 @@ const op turnstone.Op = "Sandbox.connect"
 // dialTime bounds the time in which a port answers.
 const dialTime = 10 * time.Second
 
-// Dial connects to a port at the address of the sandbox's network card, as the host does for
-// local callers: a process that listens at the loopback address alone is not reached.
-func Dial(ctx context.Context, port int) (*net.TCPConn, error) {
+// Dial connects to a port of the sandbox at the address of its network card, as the host does for
+// local callers. With loopback it tries the loopback's addresses then, where many servers listen unless
+// they are told otherwise. The error is that of the first address.
+func Dial(ctx context.Context, port int, loopback bool) (*net.TCPConn, error) {
 	all, err := net.InterfaceAddrs()
 	if err != nil {
 		return nil, turnstone.NewError(op, turnstone.KindUnavailable, "sandbox", err)
 	}
-	for _, a := range all {
-		n, ok := a.(*net.IPNet)
-		if !ok || n.IP.IsLoopback() || n.IP.To4() == nil {
-			continue
-		}
-		to := net.JoinHostPort(n.IP.String(), strconv.Itoa(port))
-		conn, err := (&net.Dialer{Timeout: dialTime}).DialContext(ctx, "tcp4", to)
-		if err != nil {
-			return nil, turnstone.NewError(op, turnstone.KindUnavailable, "port "+to, err)
-		}
-		return conn.(*net.TCPConn), nil
+	ips := cards(all)
+	if loopback {
+		ips = append(ips, net.IPv4(127, 0, 0, 1), net.IPv6loopback)
 	}
-	return nil, turnstone.Errorf(op, turnstone.KindUnavailable, "sandbox", "it has no network")
+	if len(ips) == 0 {
+		return nil, turnstone.Errorf(op, turnstone.KindUnavailable, "sandbox", "it has no network")
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTime)
+	defer cancel()
+	for _, ip := range ips {
+		to := net.JoinHostPort(ip.String(), strconv.Itoa(port))
+		conn, fault := new(net.Dialer).DialContext(ctx, "tcp", to)
+		if fault == nil {
+			return conn.(*net.TCPConn), nil
+		}
+		if err == nil {
+			err = turnstone.NewError(op, turnstone.KindUnavailable, "port "+to, fault)
+		}
+	}
+	return nil, err
+}
+
+// cards returns the addresses of network cards.
+func cards(all []net.Addr) (ips []net.IP) {
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && !n.IP.IsLoopback() && n.IP.To4() != nil {
+			ips = append(ips, n.IP)
+		}
+	}
+	return ips
 }
 
 // An Out carries bytes to a client.

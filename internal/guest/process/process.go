@@ -1,9 +1,11 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -12,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/guest/account"
 )
 
 // A Terminal is a terminal's size in characters.
@@ -40,13 +43,14 @@ type Spec struct {
 	// learn of it. It must return quickly.
 	Ended func()
 
-	account *account
+	account *account.Account
 }
 
 // An Exit describes the end of a process.
 type Exit struct {
 	Code      int    // 128 plus the signal's number if a signal ended the process, as in the shell
 	Signal    string // the signal's name, or ""
+	Core      bool   // the signal has left a core dump
 	OOMKilled bool   // a memory limit killed a process of the tree
 	DiskFull  bool   // the disk was full
 	Killed    bool   // Signal sent SIGKILL
@@ -279,7 +283,8 @@ func (p *Process) run(status <-chan syscall.WaitStatus, ended func()) {
 	ws := <-status
 	p.exit = Exit{Code: ws.ExitStatus(), Killed: p.killed.Load(), Duration: time.Since(p.Started)}
 	if ws.Signaled() {
-		p.exit.Code, p.exit.Signal = 128+int(ws.Signal()), unix.SignalName(ws.Signal())
+		p.exit.Code, p.exit.Signal = 128+int(ws.Signal()), signalName(ws.Signal())
+		p.exit.Core = ws.CoreDump()
 	}
 	if p.group != nil {
 		p.exit.OOMKilled = p.group.oomKills() > 0
@@ -306,6 +311,11 @@ func (p *Process) run(status <-chan syscall.WaitStatus, ended func()) {
 		defer p.using.Unlock()
 		p.group.release() // nothing waits for the release
 	}
+}
+
+// signalName returns the name of a signal: SIGKILL, and SIG and the number of one without a name.
+func signalName(n syscall.Signal) string {
+	return cmp.Or(unix.SignalName(n), "SIG"+strconv.Itoa(int(n)))
 }
 
 // diskFull reports whether the file system at path has less than 1 MiB, or 1%, free.

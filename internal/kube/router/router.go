@@ -245,37 +245,9 @@ func (h *handler) dial(ctx context.Context, namespace, id string, port uint16) (
 	if err != nil {
 		return nil, err
 	}
-	c := wire.NewClient(stream)
-	s, err := c.ConnectPort(ctx, port)
-	if err != nil {
-		_ = c.Close()
-		if turnstone.KindOf(err) == turnstone.KindUnavailable || turnstone.KindOf(err) == turnstone.KindNotFound {
-			return nil, errors.Join(errClosed, err)
-		}
-		return nil, err
+	conn, err := wire.DialPort(ctx, stream, wire.SandboxConnectParams{Port: int64(port)})
+	if turnstone.KindOf(err) == turnstone.KindUnavailable || turnstone.KindOf(err) == turnstone.KindNotFound {
+		return nil, errors.Join(errClosed, err)
 	}
-	return &portConn{s, c}, nil
-}
-
-// A portConn is a connection to a port over a channel of its own. Its deadlines are its request's.
-type portConn struct {
-	*wire.PortStream
-	client *wire.Client
-}
-
-type portAddr struct{}
-
-func (portAddr) Network() string { return "sandbox" }
-func (portAddr) String() string  { return "sandbox" }
-
-func (*portConn) LocalAddr() net.Addr              { return portAddr{} }
-func (*portConn) RemoteAddr() net.Addr             { return portAddr{} }
-func (*portConn) SetDeadline(time.Time) error      { return nil }
-func (*portConn) SetReadDeadline(time.Time) error  { return nil }
-func (*portConn) SetWriteDeadline(time.Time) error { return nil }
-
-// Close implements net.Conn.
-func (p *portConn) Close() error {
-	_ = p.PortStream.Close()
-	return p.client.Close()
+	return conn, err
 }

@@ -7,7 +7,9 @@ import (
 	"context"
 	"crypto"
 	"crypto/rand"
+	"crypto/x509"
 	"encoding/base64"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"strings"
@@ -121,6 +123,20 @@ func (p Public) Public() crypto.PublicKey {
 		return c.CryptoPublicKey()
 	}
 	return nil
+}
+
+// PEM returns the key in the form of PKIX (RFC 5280) as PEM. The error is of kind Invalid for a hardware key, whose
+// signatures other verifiers do not know.
+func (p Public) PEM() (string, error) {
+	if p.hardware() {
+		return "", invalid("the key", "is of type %.60q, which has no such form", p.key.Type()).
+			WithHint("other verifiers know keys of type ssh-ed25519 only")
+	}
+	b, err := x509.MarshalPKIXPublicKey(p.Public())
+	if err != nil {
+		return "", turnstone.NewError("key.show", turnstone.KindInternal, "the key", err)
+	}
+	return string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: b})), nil
 }
 
 // Verify implements dsse.Verifier. A signature of an Ed25519 key has 64 bytes. That of a security

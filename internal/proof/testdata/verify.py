@@ -8,15 +8,13 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
-PREDICATE = "https://turnstone.dev/attestations/turn/v1"
+FIRST, PREDICATE = (f"https://turnstone.dev/attestations/turn/{v}" for v in ("v1", "v2"))
 
 
-class Unsigned(Exception):
-    pass
+class Unsigned(Exception): ...
 
 
-class Bad(Exception):
-    pass
+class Bad(Exception): ...
 
 
 def need(condition, why):
@@ -88,8 +86,7 @@ def trusted(path):
     """(role, key, after, before) of each line of a list of trusted keys."""
     for line in open(path):
         m = re.fullmatch(r'(\S+) (?:(\S+=".*?") )?(\S+ \S+)(?: .*)?', line.strip())
-        if line.strip() == "" or line.startswith("#"):
-            continue
+        if line.strip() == "" or line.startswith("#"): continue
         need(m, f"{path}: {line}")
         options = dict(re.findall(r'([a-z-]+)="([^"]*)"', m[2] or ""))
         need("turnstone" in options.get("namespaces", "turnstone").split(","), "a namespace")
@@ -105,11 +102,14 @@ def verify(receipt, trust):
     payload = unbase64(envelope["payload"])
     statement = parse(payload)
     need(statement["_type"] == "https://in-toto.io/Statement/v1", "another type of statement")
-    need(statement["predicateType"] == PREDICATE, "another predicate")
+    first = statement["predicateType"] == FIRST
+    need(first or statement["predicateType"] == PREDICATE, "another predicate")
     subjects = {s["name"]: s["digest"] for s in statement["subject"]}
+    need(all(list(d) == ["turnstoneFsHash" if first and n == "fs" else "sha256"]
+             for n, d in subjects.items()), "a digest of another kind")
     need(subjects["receipt"] == {"sha256": hashlib.sha256(text).hexdigest()}, "another text")
-    predicate = statement["predicate"]
-    signers, signatures = predicate["signers"], envelope["signatures"]
+    predicate, signatures = statement["predicate"], envelope["signatures"]
+    signers = predicate["signers"]
     need([s["role"] for s in signers] in (["node"], ["node", "caller"]), "roles")
     later = signatures[1:] if len(signers) == 1 else []
     signers = signers + [{"role": "caller", "key": s["keyid"]} for s in later]

@@ -142,7 +142,7 @@ func statementOf(ctx context.Context, t turnstone.Turn, rec *turnstone.TurnRecor
 	fs turnstone.Digest, parent func(context.Context, turnstone.TurnID) (turnstone.Turn, error)) (
 	*proof.Statement, error) {
 	s := &proof.Statement{Subjects: proof.Subjects{Receipt: rec.Receipt.Digest, Record: t.Record,
-		FS: fs, Layer: rec.Layer.Digest}}
+		Layer: rec.Layer.Digest}}
 	if rec.Trace != nil {
 		s.Subjects.Trace = rec.Trace.Digest
 	}
@@ -156,7 +156,7 @@ func statementOf(ctx context.Context, t turnstone.Turn, rec *turnstone.TurnRecor
 		Turn: proof.Turn{ID: t.ID, Session: t.Session, Number: t.Number, Branch: t.Branch,
 			Kind: t.Kind, Title: t.Title, Result: t.Result, Started: rec.Started,
 			Millis: rec.Millis, Resumed: len(rec.Resumed)},
-		Document: rec.Document.Digest, Parents: []proof.Parent{},
+		Document: rec.Document.Digest, FS: fs, Parents: []proof.Parent{},
 		Template: proof.Template{Name: rec.Image, Digest: rec.Template},
 		Machine: proof.Machine{Substrate: rec.Substrate, Isolation: rec.Isolation,
 			CPUs: rec.Shape.CPUs, Memory: int64(rec.Shape.Memory), Disk: int64(rec.Shape.Disk)}}

@@ -288,7 +288,7 @@ func TestLyingNode(t *testing.T) {
 			s.Predicate.Turn.Result = turnstone.ResultFailed
 		}),
 		"number: ":  forge(text, func(s *proof.Statement) { s.Predicate.Turn.Number = 7 }),
-		"FS hash: ": forge(text, func(s *proof.Statement) { s.Subjects.FS = other }),
+		"FS hash: ": forge(text, func(s *proof.Statement) { s.Predicate.FS = other }),
 		"parents: ": forge(text, func(s *proof.Statement) { s.Predicate.Parents = nil }),
 		"determinism: ": forge(text, func(s *proof.Statement) {
 			s.Predicate.Determinism = &proof.Determinism{Tier: "strict", Seed: "1",
@@ -492,4 +492,41 @@ func trustOf(t *testing.T, r key.Ring) *key.Trust {
 		t.Fatal(err)
 	}
 	return trust
+}
+
+// TestEarlierForm: a turn whose statement has the form of earlier versions verifies, above and below turns of the present
+// form, and its FS hash is compared too.
+func TestEarlierForm(t *testing.T) {
+	p := story(t)
+	node := ok[*key.Signer](t)(chain.Ring(p.Repo.Dir, nil).NodeKey(t.Context()))
+	resign := func(lie func(*proof.Statement)) {
+		id := verify(t, p.Repo, "story@4", false).Turns[0].ID
+		four := ok[turnstone.Turn](t)(p.CS.DB.Turn(t.Context(), id))
+		cs := ok[*repo.ContextStore](t)(p.CS.In(t.Context(), four.Domain))
+		s := ok[*proof.Signed](t)(proof.Open(t.Context(), ok[[]byte](t)(cs.Store.Get(t.Context(), four.Envelope))))
+		s.First = true
+		lie(s.Statement)
+		first := ok[*proof.Signed](t)(proof.Sign(t.Context(), s.Statement, node))
+		b := ok[*store.Batch](t)(cs.Store.Begin(t.Context()))
+		defer func() { _ = b.Close() }()
+		envelope := ok[turnstone.Digest](t)(b.Put(t.Context(), first.Envelope))
+		if err := b.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		change(t, p, `UPDATE turns SET envelope = ?, statement = ? WHERE number = 4`, envelope, first.Link)
+	}
+	resign(func(*proof.Statement) {})
+	rep := verify(t, p.Repo, "story@4", false)
+	if !rep.OK || len(rep.Turns) != 3 {
+		t.Errorf("%+v", rep)
+	}
+	p.Turn(p.Session("story"), "main")
+	if rep := verify(t, p.Repo, "story@5", false); !rep.OK || len(rep.Turns) != 4 {
+		t.Errorf("%+v", rep)
+	}
+	resign(func(s *proof.Statement) { s.Predicate.FS = turnstone.DigestBytes(nil) })
+	if rep := verify(t, p.Repo, "story@4", false); rep.OK || len(rep.Problems) != 1 ||
+		!strings.Contains(rep.Problems[0].Error, "subject") {
+		t.Errorf("%+v", rep)
+	}
 }

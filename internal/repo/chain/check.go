@@ -84,7 +84,7 @@ func compareTurn(ctx context.Context, cs *repo.ContextStore, t turnstone.Turn, s
 	}
 	p := &s.Predicate
 	want.Predicate.Signers, want.Predicate.Time = p.Signers, p.Time
-	want.Predicate.Program = p.Program
+	want.Predicate.Program, want.First = p.Program, s.First
 	b, err := want.Encode()
 	if err != nil {
 		return refused(t, "what is stored of it makes no statement: %w", err)

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 
@@ -67,9 +68,11 @@ func (s setting) checkText(text string) error {
 			return errors.New("is not 1 to 64 letters, digits, dots, underscores and hyphens")
 		}
 	case "domain":
-		if strings.Trim(text, "abcdefghijklmnopqrstuvwxyz0123456789-.") != "" ||
-			strings.Trim(text, ".") != text || len(text) > 200 {
-			return errors.New("is no domain in lower-case letters, such as sandboxes.example.org")
+		name, port, found := strings.Cut(text, ":")
+		n, err := strconv.ParseUint(port, 10, 16)
+		if name == "" || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-.") != "" ||
+			strings.Trim(name, ".") != name || len(name) > 200 || found && (err != nil || n == 0) {
+			return errors.New("is no domain in lower-case letters, such as sandboxes.example.org or localhost:7430")
 		}
 	case "host":
 		if _, err := netip.ParseAddr(text); err != nil {

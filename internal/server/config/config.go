@@ -69,7 +69,7 @@ const (
 // E2B is the door for E2B's clients, which ends at the node.
 type E2B struct {
 	Listen string `toml:"listen" default:"off" kind:"address"`
-	// Domain is the domain below which PORT-ID is a port of a sandbox.
+	// Domain is the domain below which PORT-ID is a port of a sandbox, and its port if URLs name one.
 	Domain   string `toml:"domain" kind:"domain"`
 	Sessions string `toml:"sessions" default:"on" oneof:"on,off"`
 }

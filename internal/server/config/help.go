@@ -8,7 +8,7 @@ var help = map[string]string{
 	"issuers":        "OpenID Connect issuers whose tokens are accepted.",
 	"pools":          "Sandboxes that are ready before a client asks for them.",
 	"e2b.listen":     "HOST:PORT for E2B's clients, in the clear to this node (docs/e2b.md); off for none.",
-	"e2b.domain":     "Domain below which PORT-ID is a port of a sandbox; none: by headers only.",
+	"e2b.domain":     "Domain below which PORT-ID is a port of a sandbox, with its port if it has one; none: localhost, with the port of e2b.listen.",
 	"e2b.sessions":   "Whether each sandbox of E2B's clients gets a session of its own.",
 	"listen.address": "HOST:PORT for callers; off for none.",
 	"listen.socket":  "Unix socket of this machine's user; off for none.",

@@ -111,6 +111,9 @@ type placed struct {
 	free func()
 }
 
+// NetConn returns the connection below, as that of a tls.Conn does.
+func (c *placed) NetConn() net.Conn { return c.Conn }
+
 // Close implements net.Conn.
 func (c *placed) Close() error {
 	defer c.free()

@@ -3,6 +3,7 @@
 package doors
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -64,13 +65,16 @@ func OpenE2B(ctx context.Context, o E2BOptions) (_ *E2B, err error) {
 	l := o.Config.Limits
 	d := &E2B{tls: o.TLS, limits: e2b.Limits{Idle: l.Idle,
 		Handshake: l.Handshake, Stall: stallTime, End: l.End}}
-	d.Door = e2b.New(e2b.Options{Node: atnode.Node{Node: o.Node, Tenants: o.Tenants}, Key: key,
-		Control: o.Control, Arrive: o.Arrive, Verifier: o.Verifier, Begin: o.Begin, Domain: o.Config.E2B.Domain,
-		Sessions: o.Config.E2B.Sessions == config.On, Log: o.Log})
 	if d.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", at); err != nil {
-		return nil, errors.Join(turnstone.NewError("server.listen", turnstone.KindUnavailable, at, err).
-			WithHint(local.ListenHint(err, "e2b.listen")), d.Door.Close())
+		return nil, turnstone.NewError("server.listen", turnstone.KindUnavailable, at, err).
+			WithHint(local.ListenHint(err, "e2b.listen"))
 	}
+	_, port, _ := net.SplitHostPort(d.listener.Addr().String())
+	d.Door = e2b.New(e2b.Options{Node: atnode.Node{Node: o.Node, Tenants: o.Tenants}, Key: key,
+		Control: o.Control, Arrive: o.Arrive, Verifier: o.Verifier, Begin: o.Begin,
+		// Without a domain, clients would take that of E2B's service.
+		Domain:   cmp.Or(o.Config.E2B.Domain, net.JoinHostPort("localhost", port)),
+		Sessions: o.Config.E2B.Sessions == config.On, Log: o.Log})
 	d.listener = bound(d.listener, l.Connections, o.Config.Listen.Proxies)
 	if d.tls == nil && !config.Loopback(d.listener.Addr().String()) && len(o.Config.Listen.Proxies) == 0 {
 		return nil, errors.Join(turnstone.Errorf("server.listen", turnstone.KindInvalid, at,

@@ -10,6 +10,7 @@ import (
 	mcpauth "github.com/modelcontextprotocol/go-sdk/auth"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/mcpdoor"
 )
 
 // Bounds of connections.
@@ -30,19 +31,32 @@ const sessionHeader = "Mcp-Session-Id"
 // use.
 type callers struct {
 	mu       sync.Mutex
-	shown    map[connection]*atomic.Pointer[string]
+	shown    map[connection]*shown
 	starting map[string]int // connections of a caller that have no ID yet
 	requests map[string]int // of a caller, at one time
 }
 
-// A connection is one of a verified caller. Only the pair counts: anybody can name an ID.
-type connection struct{ caller, id string }
+// A connection is one of a verified caller. Only the pair counts: anybody can name an ID. Or it is what
+// requests with one token have where the protocol has no connections: a party, and no ID.
+type connection struct{ caller, id, party string }
+
+// A shown is what a connection's requests have shown.
+type shown struct {
+	token atomic.Pointer[string]
+	// the callers guard these:
+	open int       // requests that are not answered, streams included
+	last time.Time // the end of the last request
+	gone bool      // its stream was closed: many clients end a connection so
+}
 
 // token returns the latest token of a connection; nil: there is no such connection.
 func (c *callers) token(of connection) *atomic.Pointer[string] {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.shown[of]
+	if one := c.shown[of]; one != nil {
+		return &one.token
+	}
+	return nil
 }
 
 // show notes the token of a request, whose caller is verified.
@@ -50,7 +64,7 @@ func (c *callers) show(of connection, token string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if one := c.shown[of]; one != nil {
-		one.Store(&token)
+		one.token.Store(&token)
 	}
 }
 
@@ -63,6 +77,8 @@ func (c *callers) begin(name string, live func() map[string]bool) bool {
 	all, own := 1, 1
 	for of := range c.shown {
 		switch {
+		case of.party != "":
+			continue
 		case !there[of.id]:
 			delete(c.shown, of)
 			continue
@@ -93,15 +109,54 @@ func (c *callers) began(of connection, token string) {
 	if c.starting[of.caller]--; c.starting[of.caller] == 0 {
 		delete(c.starting, of.caller)
 	}
-	if of.id == "" {
-		return
+	if of.id != "" {
+		c.put(of, token)
 	}
+}
+
+// add notes a party.
+func (c *callers) add(of connection, token string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.put(of, token)
+}
+
+func (c *callers) put(of connection, token string) {
 	if c.shown == nil {
-		c.shown = map[connection]*atomic.Pointer[string]{}
+		c.shown = map[connection]*shown{}
 	}
-	one := &atomic.Pointer[string]{}
-	one.Store(&token)
+	one := &shown{last: time.Now()}
+	one.token.Store(&token)
 	c.shown[of] = one
+}
+
+// silent takes away the connection that makes room for another one of a caller: of those without a
+// request since a time, or whose client has gone, and without work, the one that was silent for
+// longest. It is the caller's own one if these are too many.
+func (c *callers) silent(name string, working map[string]bool, since time.Time) (connection, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	own := c.starting[name]
+	for of := range c.shown {
+		if of.caller == name && of.party == "" {
+			own++
+		}
+	}
+	var oldest connection
+	for of, one := range c.shown {
+		if of.party != "" || one.open > 0 || working[of.id] ||
+			own >= maxOfCaller && of.caller != name || !one.gone && one.last.After(since) {
+			continue
+		}
+		if o := c.shown[oldest]; o == nil || one.last.Before(o.last) {
+			oldest = of
+		}
+	}
+	if oldest.id == "" {
+		return oldest, false
+	}
+	delete(c.shown, oldest)
+	return oldest, true
 }
 
 // all returns the connections with their latest tokens.
@@ -109,31 +164,40 @@ func (c *callers) all() map[connection]string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	all := make(map[connection]string, len(c.shown))
-	for of, token := range c.shown {
-		all[of] = *token.Load()
+	for of, one := range c.shown {
+		all[of] = *one.token.Load()
 	}
 	return all
 }
 
-// enter takes the place of a request of a caller, which leave gives back.
-func (c *callers) enter(name string) bool {
+// enter takes the place of a request of a connection, which leave gives back.
+func (c *callers) enter(of connection) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.requests[name] >= requestsOfCaller {
+	if c.requests[of.caller] >= requestsOfCaller {
 		return false
 	}
 	if c.requests == nil {
 		c.requests = map[string]int{}
 	}
-	c.requests[name]++
+	c.requests[of.caller]++
+	if one := c.shown[of]; one != nil {
+		one.open++
+		one.gone = false
+	}
 	return true
 }
 
-func (c *callers) leave(name string) {
+// leave ends a request, such as a stream of events.
+func (c *callers) leave(of connection, stream bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.requests[name]--; c.requests[name] == 0 {
-		delete(c.requests, name)
+	if c.requests[of.caller]--; c.requests[of.caller] == 0 {
+		delete(c.requests, of.caller)
+	}
+	if one := c.shown[of]; one != nil {
+		one.open = max(0, one.open-1) // 0: the request began the connection
+		one.last, one.gone = time.Now(), stream
 	}
 }
 
@@ -153,30 +217,49 @@ func (e *Endpoint) live() map[string]bool {
 	return live
 }
 
-// bounded refuses requests and new connections beyond the bounds.
-func (e *Endpoint) bounded(next http.Handler) http.Handler {
+// bounded refuses requests and new connections beyond the bounds. The others are passed on to
+// connections, or to calls if the version of the protocol has no connections.
+func (e *Endpoint) bounded(connections, calls http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		i := mcpauth.TokenInfoFromContext(r.Context())
-		if !e.callers.enter(i.UserID) {
+		of := connectionOf(i)
+		if !e.callers.enter(of) {
 			w.Header().Set("Retry-After", "1")
 			http.Error(w, "too many requests at one time", http.StatusTooManyRequests)
 			return
 		}
-		defer e.callers.leave(i.UserID)
-		if r.Method != http.MethodPost || r.Header.Get(sessionHeader) != "" {
-			next.ServeHTTP(w, r)
+		defer e.callers.leave(of, r.Method == http.MethodGet)
+		switch {
+		case of.party != "":
+			calls.ServeHTTP(w, r)
+			return
+		case r.Method != http.MethodPost || of.id != "":
+			connections.ServeHTTP(w, r)
 			return
 		}
-		if !e.callers.begin(i.UserID, e.live) {
-			http.Error(w, "too many connections: end one with DELETE", http.StatusTooManyRequests)
-			return
+		for !e.callers.begin(i.UserID, e.live) {
+			if !e.makeRoom(i.UserID) {
+				http.Error(w, "too many connections: end one with DELETE", http.StatusTooManyRequests)
+				return
+			}
 		}
 		defer func() {
 			token, _ := i.Extra[tokenKey].(string)
-			e.callers.began(connection{i.UserID, w.Header().Get(sessionHeader)}, token)
+			of.id = w.Header().Get(sessionHeader)
+			e.callers.began(of, token)
 		}()
-		next.ServeHTTP(w, r)
+		connections.ServeHTTP(w, r)
 	})
+}
+
+// makeRoom ends a connection that is silent and has no sandbox, to make room for one of a caller. Many
+// clients do not end theirs.
+func (e *Endpoint) makeRoom(name string) bool {
+	of, found := e.callers.silent(name, e.door.Working(), time.Now().Add(-e.silence))
+	if found {
+		e.door.End(of.id)
+	}
+	return found
 }
 
 // watch ends connections whose token no longer holds, until ctx ends.
@@ -202,6 +285,10 @@ func (e *Endpoint) check(ctx context.Context) {
 			turnstone.KindOf(err) == turnstone.KindUnavailable || ctx.Err() != nil {
 			continue
 		}
-		e.door.End(of.id)
+		if of.party != "" {
+			e.parties.EndParty(mcpdoor.Party{Caller: of.caller, ID: of.party})
+		} else {
+			e.door.End(of.id)
+		}
 	}
 }

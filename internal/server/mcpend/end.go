@@ -30,14 +30,17 @@ const Path = "/mcp"
 
 // Bounds of the endpoint.
 const (
-	maxBody    = 4 << 20 // of a request
-	maxHead    = 32 << 10
-	headTime   = 10 * time.Second
-	stallTime  = 30 * time.Second // without a byte of a body, or with none read of an answer
-	checkEvery = 10 * time.Second // whether tokens still hold
-	idleTime   = 2 * time.Minute
-	closeTime  = 2 * time.Minute // for what connections leave
-	answerTime = 3 * time.Second // for the last answers
+	maxBody  = 4 << 20 // of a request
+	maxHead  = 32 << 10
+	headTime = 10 * time.Second
+	// silenceTime is how long a connection without a sandbox is silent before it makes room for another
+	// one of its caller.
+	silenceTime = 10 * time.Second
+	stallTime   = 30 * time.Second // without a byte of a body, or with none read of an answer
+	checkEvery  = 10 * time.Second // whether tokens still hold
+	idleTime    = 2 * time.Minute
+	closeTime   = 2 * time.Minute // for what connections leave
+	answerTime  = 3 * time.Second // for the last answers
 )
 
 // Options are the parts of an Endpoint.
@@ -56,23 +59,31 @@ type Options struct {
 // An Endpoint answers callers. It is safe for concurrent use.
 type Endpoint struct {
 	o       Options
-	door    *mcpdoor.Door
+	door    *mcpdoor.Door // of connections
+	parties *mcpdoor.Door // of calls without one
 	handler http.Handler
 	callers callers
+	silence time.Duration // of a connection that may have to make room
 }
 
 // New returns an endpoint.
 func New(o Options) *Endpoint {
-	e := &Endpoint{o: o}
-	// 2026-07-28 has no connections over HTTP; its clients fall back to these.
+	e := &Endpoint{o: o, silence: silenceTime}
 	e.door = mcpdoor.New(mcpdoor.Options{Open: e.open, Log: o.Log,
 		Versions: []string{"2025-11-25", "2025-06-18", "2025-03-26"}})
-	streams := mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return e.door.Server() },
-		&mcp.StreamableHTTPOptions{SessionTimeout: o.Idle, MaxRequestBodyBytes: maxBody,
-			// the listener's owner says which names it has; a token is always needed
-			DisableLocalhostProtection: false})
+	e.parties = mcpdoor.New(mcpdoor.Options{Open: e.open, Log: o.Log, Idle: o.Idle,
+		Party: func(i *mcpauth.TokenInfo) mcpdoor.Party {
+			of := connectionOf(i)
+			return mcpdoor.Party{Caller: of.caller, ID: of.party}
+		}})
+	// the listener's owner says which names it has; a token is always needed
+	connections := mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return e.door.Server() },
+		&mcp.StreamableHTTPOptions{SessionTimeout: o.Idle, MaxRequestBodyBytes: maxBody})
+	calls := mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return e.parties.Server() },
+		&mcp.StreamableHTTPOptions{Stateless: true, MaxRequestBodyBytes: maxBody,
+			PropagateRequestCancellation: true})
 	admitted := mcpauth.RequireBearerToken(e.verify, &mcpauth.RequireBearerTokenOptions{
-		AllowMissingExpiration: true})(e.bounded(streams))
+		AllowMissingExpiration: true})(e.bounded(plain(connections), plain(calls)))
 	mux := http.NewServeMux()
 	mux.Handle(Path, http.NewCrossOriginProtection().Handler(e.arrived(admitted)))
 	e.handler = patience.Handler(mux, stallTime)
@@ -101,7 +112,7 @@ func (e *Endpoint) Serve(ctx, now context.Context, l net.Listener) error {
 	}
 	end, cancel := context.WithTimeout(now, closeTime)
 	defer cancel()
-	if closing := e.door.Close(end); closing != nil {
+	if closing := e.closeDoors(end); closing != nil {
 		e.o.Log.Warn("connections of MCP clients did not end", "error", closing)
 	}
 	last, stop := context.WithTimeout(now, answerTime)
@@ -114,6 +125,13 @@ func (e *Endpoint) Serve(ctx, now context.Context, l net.Listener) error {
 	return nil
 }
 
+// closeDoors ends all calls and connections at the same time.
+func (e *Endpoint) closeDoors(ctx context.Context) error {
+	parties := make(chan error, 1)
+	go func() { parties <- e.parties.Close(ctx) }()
+	return errors.Join(e.door.Close(ctx), <-parties)
+}
+
 // discard takes what net/http logs about callers.
 type discard struct{}
 
@@ -121,11 +139,19 @@ type discard struct{}
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
 
 // A TokenInfo has these beside what the protocol's package knows: the token, and the connection that
-// the request names.
+// the request names, or that it belongs to none.
 const (
 	tokenKey      = "token"
 	connectionKey = "connection"
+	partyKey      = "party"
 )
+
+// versionHeader has the version of the protocol of a request, except of one that begins a connection.
+const versionHeader = "Mcp-Protocol-Version"
+
+// hasConnection reports whether a request is of a version of the protocol that has connections. The
+// first one that has none is 2026-07-28.
+func hasConnection(r *http.Request) bool { return r.Header.Get(versionHeader) < "2026-07-28" }
 
 // arrived passes on what Options.Arrive admits.
 func (e *Endpoint) arrived(next http.Handler) http.Handler {
@@ -151,8 +177,12 @@ func (e *Endpoint) verify(ctx context.Context, token string, r *http.Request) (*
 	if err != nil || p.Sandbox != "" {
 		return nil, mcpauth.ErrInvalidToken
 	}
-	i := &mcpauth.TokenInfo{Expiration: p.Expires, UserID: callerOf(p),
-		Extra: map[string]any{tokenKey: token, connectionKey: r.Header.Get(sessionHeader)}}
+	extra := map[string]any{tokenKey: token, connectionKey: r.Header.Get(sessionHeader)}
+	if !hasConnection(r) {
+		sum := sha256.Sum256([]byte(token))
+		extra = map[string]any{tokenKey: token, partyKey: hex.EncodeToString(sum[:])}
+	}
+	i := &mcpauth.TokenInfo{Expiration: p.Expires, UserID: callerOf(p), Extra: extra}
 	e.callers.show(connectionOf(i), token)
 	return i, nil
 }
@@ -160,7 +190,8 @@ func (e *Endpoint) verify(ctx context.Context, token string, r *http.Request) (*
 // connectionOf returns the connection of a verified request.
 func connectionOf(i *mcpauth.TokenInfo) connection {
 	id, _ := i.Extra[connectionKey].(string)
-	return connection{i.UserID, id}
+	party, _ := i.Extra[partyKey].(string)
+	return connection{i.UserID, id, party}
 }
 
 // callerOf names the caller of a token: those of one subject of an issuer in a tenant are one.
@@ -180,6 +211,9 @@ func (e *Endpoint) open(ctx context.Context, i *mcpauth.TokenInfo) (mcpdoor.Plac
 			"has no token")
 	}
 	of := connectionOf(i)
+	if token, _ := i.Extra[tokenKey].(string); of.party != "" {
+		e.callers.add(of, token)
+	}
 	shown := e.callers.token(of)
 	if shown == nil {
 		return mcpdoor.Place{}, turnstone.Errorf("mcp.open", turnstone.KindInvalid, "the request",
@@ -189,6 +223,9 @@ func (e *Endpoint) open(ctx context.Context, i *mcpauth.TokenInfo) (mcpdoor.Plac
 		return *shown.Load(), nil
 	})
 	if err != nil {
+		if of.party != "" {
+			e.callers.forget(of)
+		}
 		return p, err
 	}
 	closing := p.Close

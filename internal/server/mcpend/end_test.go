@@ -40,11 +40,17 @@ func (verifier) Verify(_ context.Context, token string) (auth.Principal, error) 
 	return auth.Principal{Tenant: "t", Subject: strings.TrimRight(token, "0123456789")}, nil
 }
 
-func endpoint() *Endpoint {
-	return New(Options{Verifier: verifier{}, Idle: time.Hour, Log: slog.New(slog.DiscardHandler),
+// endpoint returns an endpoint whose connections make no room.
+func endpoint() *Endpoint { return endpointAt(mcpdoor.Place{}, errors.New("no place")) }
+
+// endpointAt returns an endpoint whose connections have a place.
+func endpointAt(p mcpdoor.Place, err error) *Endpoint {
+	e := New(Options{Verifier: verifier{}, Idle: time.Hour, Log: slog.New(slog.DiscardHandler),
 		Open: func(context.Context, string, func() (string, error)) (mcpdoor.Place, error) {
-			return mcpdoor.Place{}, errors.New("no place")
+			return p, err
 		}})
+	e.silence = time.Hour
+	return e
 }
 
 // initialize begins a connection, and returns the status and the connection's name.
@@ -132,7 +138,7 @@ func TestRequestsOfCaller(t *testing.T) {
 		func(http.ResponseWriter, *http.Request) {
 			here <- struct{}{}
 			<-gate
-		})))
+		}), nil))
 	ask := func(token string) int {
 		r := httptest.NewRequest(http.MethodGet, Path, nil)
 		r.Header.Set("Authorization", "Bearer "+token)
@@ -211,7 +217,7 @@ func TestTokenOfConnection(t *testing.T) {
 				call(e, "a9", id)
 			}
 		}
-		place := e.callers.shown[connection{callerOf(auth.Principal{Tenant: "t", Subject: "a"}), x.id}]
+		place := e.callers.token(connection{caller: callerOf(auth.Principal{Tenant: "t", Subject: "a"}), id: x.id})
 		if place == nil || *place.Load() != x.want {
 			t.Errorf("after a request of another connection, another token than %s counts", x.want)
 		}
@@ -326,7 +332,7 @@ func end(t *testing.T, e *Endpoint) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := e.door.Close(ctx); err != nil {
+	if err := e.closeDoors(ctx); err != nil {
 		t.Error(err)
 	}
 }

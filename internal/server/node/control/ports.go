@@ -90,9 +90,6 @@ func (s *Service) ExposePort(ctx context.Context,
 			"port through the sandbox's channel, or set node.expose", "the node exposes no ports")
 	case i.State.Final():
 		return nil, refuse(turnstone.KindDead, "create a new sandbox", "it is %s", i.State)
-	case !i.Shape.Network:
-		return nil, refuse(turnstone.KindUnavailable, "create the sandbox with a network",
-			"it has no network")
 	}
 	rec, err := s.record(st, i.ID)
 	if err != nil {

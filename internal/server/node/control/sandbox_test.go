@@ -434,8 +434,9 @@ func TestPorts(t *testing.T) {
 		q.Network = &v1.Network{Mode: v1.NetworkMode_NETWORK_MODE_OFF}
 	})
 	ask.Request.SandboxId = off.SandboxId
-	_, err = call(t, s.ExposePort, ask)
-	want(t, "no network", err, turnstone.KindUnavailable)
+	if _, err := call(t, s.ExposePort, ask); err != nil { // its loopback is reached
+		t.Errorf("without a network: %v", err)
+	}
 	s.stop(t)
 	s.o.Expose = ""
 	s.start(t)

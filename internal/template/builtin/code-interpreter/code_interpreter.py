@@ -34,24 +34,32 @@ FORMATS = {
     "text/latex": "latex",
     "application/json": "json",
     "application/javascript": "javascript",
+    "e2b/data": "data",
+    "e2b/chart": "chart",
 }
+
+# Names that a client reads of a result, and that are no format's.
+TAKEN = {*FORMATS.values(), "plain", "extra", "type", "is_main_result", "self", "__proto__"}
 
 
 class Context:
-    """A kernel with its directory. One execution runs at a time."""
+    """A kernel with its directory. One execution runs at a time. The kernel begins when it is needed."""
 
     def __init__(self, id, cwd):
         self.id, self.cwd, self.language = id, cwd, "python"
-        self.lock = asyncio.Lock()
+        self.lock, self.changing = asyncio.Lock(), asyncio.Lock()
         self.manager = AsyncKernelManager(kernel_name="python3")
-        self.client = None
+        self.client, self.begun = None, False
 
     def describe(self):
         return {"id": self.id, "language": self.language, "cwd": self.cwd}
 
     async def start(self):
-        await self.manager.start_kernel(cwd=self.cwd)
-        await self.connect()
+        async with self.changing:
+            if not self.begun:
+                await self.manager.start_kernel(cwd=self.cwd)
+                await self.connect()
+                self.begun = True
 
     async def connect(self):
         if self.client is not None:
@@ -61,12 +69,18 @@ class Context:
         await self.client.wait_for_ready(timeout=60)
 
     async def restart(self):
-        await self.manager.restart_kernel(now=True)
-        await self.connect()
+        if not self.begun:
+            return await self.start()
+        async with self.changing:
+            await self.manager.restart_kernel(now=True)
+            await self.connect()
 
     async def stop(self):
-        self.client.stop_channels()
-        await self.manager.shutdown_kernel(now=True)
+        async with self.changing:
+            if self.client is not None:
+                self.client.stop_channels()
+            if self.manager.has_kernel:
+                await self.manager.shutdown_kernel(now=True)
 
     async def silently(self, code):
         """Runs code that nobody sees, and ignores what it says."""
@@ -126,8 +140,10 @@ def translate(kind, content):
         for mime, value in content["data"].items():
             if mime in FORMATS:
                 line[FORMATS[mime]] = value
-            else:
-                extra[mime] = value
+                continue
+            extra[mime] = value  # where PyPI's client looks for other formats
+            if mime not in TAKEN:
+                line[mime] = value  # and npm's
         text = line.get("text", "")
         if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
             line["text"] = text[1:-1]  # a string is shown as it is
@@ -138,29 +154,42 @@ def translate(kind, content):
 
 
 class Contexts:
-    """All kernels. The default one begins with its first execution."""
+    """All kernels. There is a default one, until it is removed, and again when it is used."""
 
     def __init__(self):
-        self.all = {}
-        self.beginning = asyncio.Lock()
+        self.all = {DEFAULT: Context(DEFAULT, DIRECTORY)}
 
-    async def add(self, id, cwd):
+    def new(self, id, cwd):
         if len(self.all) >= MAX_CONTEXTS:
             raise tornado.web.HTTPError(429, "there are too many contexts")
-        context = Context(id, cwd)
-        await context.start()
-        self.all[id] = context
-        return context
+        self.all[id] = Context(id, cwd)
+        return self.all[id]
 
-    async def get(self, id):
-        async with self.beginning:
-            if not id:
-                id = DEFAULT
-                if id not in self.all:
-                    return await self.add(id, DIRECTORY)
+    def find(self, id):
         if id not in self.all:
             raise tornado.web.HTTPError(404, "context %s not found" % id)
         return self.all[id]
+
+    async def use(self, context):
+        try:
+            await context.start()
+        except Exception:
+            self.drop(context)
+            await context.stop()
+            raise
+        return context
+
+    async def get(self, id):
+        if id in (None, "", DEFAULT) and DEFAULT not in self.all:
+            self.new(DEFAULT, DIRECTORY)
+        return await self.use(self.find(id or DEFAULT))
+
+    def drop(self, context):
+        """Forgets a context whose kernel has died. Another one takes the place of the default one."""
+        if self.all.get(context.id) is context:
+            del self.all[context.id]
+            if context.id == DEFAULT:
+                self.new(DEFAULT, DIRECTORY)
 
 
 class Handler(tornado.web.RequestHandler):
@@ -190,7 +219,7 @@ class Handler(tornado.web.RequestHandler):
 
 
 def check_language(language):
-    if language not in (None, "", "python"):
+    if language and str(language).strip().lower() != "python":
         raise tornado.web.HTTPError(400, "there is no kernel for the language %s" % language)
 
 
@@ -216,7 +245,7 @@ class Execute(Handler):
         except RuntimeError as error:
             self.write(json.dumps({"type": "error", "name": "KernelDied", "value": str(error),
                                    "traceback": ""}) + "\n")
-            del self.contexts.all[context.id]
+            self.contexts.drop(context)
         self.left = None
 
 
@@ -230,13 +259,13 @@ class All(Handler):
         cwd = q.get("cwd") or DIRECTORY
         if not isinstance(cwd, str) or not os.path.isdir(cwd):
             raise tornado.web.HTTPError(400, "the directory does not exist")
-        context = await self.contexts.add(uuid.uuid4().hex, cwd)
+        context = await self.contexts.use(self.contexts.new(uuid.uuid4().hex, cwd))
         self.finish(json.dumps(context.describe()))
 
 
 class One(Handler):
     async def delete(self, id):
-        context = await self.contexts.get(id)
+        context = self.contexts.find(id)
         del self.contexts.all[id]
         await context.stop()
         self.set_status(204)
@@ -244,7 +273,7 @@ class One(Handler):
 
 class Restart(Handler):
     async def post(self, id):
-        await (await self.contexts.get(id)).restart()
+        await self.contexts.find(id).restart()
         self.set_status(204)
 
 

@@ -177,6 +177,8 @@ export interface SandboxAddSecretsResult {
 export interface SandboxConnectParams {
   /** 1 to 65535. */
   port: number;
+  /** Where nothing listens at that address, or there is none: at 127.0.0.1, then at ::1. */
+  loopback?: boolean;
   /** Carries bytes to the port. */
   in: IOStreamId;
   /** Carries bytes from the port. */
@@ -298,6 +300,8 @@ export interface ProcessExit {
   exitCode: number;
   /** The signal's name, such as SIGKILL. */
   signal?: string;
+  /** The signal has left a core dump. */
+  coreDumped?: boolean;
   /** A memory limit killed a process of the process tree. */
   oomKilled?: boolean;
   /** The sandbox's disk was full. */
@@ -809,6 +813,8 @@ export interface FileSystemFileInfo {
   modified: string;
   /** The symlink's target. */
   target?: string;
+  /** The path without symlinks, if it differs. Only stat returns it, unless follow is false. */
+  resolved?: string;
 }
 
 /** Names a watch on its connection. */

@@ -117,14 +117,18 @@ class SandboxAddSecretsParams(TypedDict):
     secrets: list[str]
 
 
-SandboxConnectParams = TypedDict(
-    "SandboxConnectParams",
+_SandboxConnectParams = TypedDict(
+    "_SandboxConnectParams",
     {
         "port": "int",
         "in": "IOStreamId",
         "out": "IOStreamId",
     },
 )
+
+
+class SandboxConnectParams(_SandboxConnectParams, total=False):
+    loopback: bool
 
 
 class SandboxGetVersionResult(TypedDict):
@@ -201,6 +205,7 @@ class _ProcessExit(TypedDict):
 
 class ProcessExit(_ProcessExit, total=False):
     signal: str
+    coreDumped: bool
     oomKilled: bool
     diskFull: bool
     killed: bool
@@ -527,6 +532,7 @@ class _FileSystemFileInfo(TypedDict):
 
 class FileSystemFileInfo(_FileSystemFileInfo, total=False):
     target: str
+    resolved: str
 
 FileSystemWatchId = str
 

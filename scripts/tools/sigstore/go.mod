@@ -1,4 +1,4 @@
-module turnstone.dev/turnstone/internal/proof/testdata/sigstore
+module turnstone.dev/turnstone/scripts/tools/sigstore
 
 go 1.26.3
 
