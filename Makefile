@@ -35,7 +35,7 @@ SHARED = GOFLAGS='$(strip $(shell $(GO) env GOFLAGS) -trimpath $(TAGS))'
 
 # gVisor's program with the additions in runsc/. Raise the last number if the additions change in a
 # way that turn must detect: see package internal/driver/gvisor.
-RUNSC_VERSION := 20260905.0+turnstone.9
+RUNSC_VERSION := 20260905.0+turnstone.10
 RUNSC_INPUTS := $(shell find runsc -type f ! -name '*.md' ! -name '*_test.go') Makefile
 
 .PHONY: help

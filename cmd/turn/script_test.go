@@ -53,7 +53,7 @@ func TestScript(t *testing.T) {
 }
 
 // longest are the scripts that take longest: they begin first, so that none of them runs alone at the end.
-var longest = []string{"remote-operated", "remote-examples", "odd", "template-layers", "remote-warm", "remote-sealed"}
+var longest = []string{"remote-operated", "remote-examples", "cuts", "odd", "template-layers", "remote-warm", "remote-sealed"}
 
 // ordered returns the files of a folder's scripts, those that are named first.
 func ordered(t *testing.T, dir string, first ...string) []string {

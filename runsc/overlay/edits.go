@@ -8,7 +8,8 @@ type edit struct {
 	old, new string
 }
 
-// edits are all changes to gVisor's files. Additions that can be separate files are in _gvisor.
+// edits are the changes to gVisor's files, together with overlayEdits. Additions that can be
+// separate files are in _gvisor.
 var edits = []edit{
 	// Extended attributes: gVisor rejects an inode with attributes. The data that follows an inode
 	// begins after its attributes.
@@ -45,6 +46,19 @@ var edits = []edit{
 }`, `	defer d.DecRef(ctx)
 	return d.inode.getXattr(rp.Credentials(), &opts)
 }`},
+	{"erofs: access control lists by path", "pkg/sentry/fsimpl/erofs/filesystem.go",
+		`	d.DecRef(ctx)
+	// erofs does not support POSIX ACLs.
+	return nil, nil
+}`, `	defer d.DecRef(ctx)
+	return d.inode.posixACL(auth.CredentialsFromContext(ctx), t)
+}`},
+	{"erofs: access control lists in permissions", "pkg/sentry/fsimpl/erofs/erofs.go",
+		`func (i *inode) checkPermissions(creds *auth.Credentials, ats vfs.AccessTypes) error {
+	return vfs.GenericCheckPermissions(creds, ats, linux.FileMode(i.Mode()), nil, auth.KUID(i.UID()), auth.KGID(i.GID()))
+}
+
+`, ``},
 
 	// Device numbers: without them every character device looks like a whiteout.
 	{"erofs: device numbers", "pkg/sentry/fsimpl/erofs/erofs.go", `	stat.DevMinor = i.fs.devMinor
@@ -102,6 +116,21 @@ var edits = []edit{
 		return
 	}
 	newImage, err := erofs.OpenImage(os.NewFile(uintptr(fd), "EROFS image file"))
+`},
+
+	// Times before 1970 that are no whole seconds: the nanoseconds count from the second before.
+	{"times before 1970", "pkg/abi/linux/time.go", `	return StatxTimestamp{
+		Sec:  nsec / 1e9,
+		Nsec: uint32(nsec % 1e9),
+	}
+`, `	sec := nsec / 1e9
+	if nsec%1e9 < 0 {
+		sec--
+	}
+	return StatxTimestamp{
+		Sec:  sec,
+		Nsec: uint32(nsec - sec*1e9),
+	}
 `},
 
 	// A file store for a tmpfs comes from the gofer's view of the file system. No gofer runs if all
@@ -407,6 +436,15 @@ var edits = []edit{
 		totalUsage = 0
 	}
 `),
+	{"deterministic: the order of attributes", "pkg/sentry/vfs/memxattr/xattr.go",
+		`	for n := range x.xattrs {
+		// Hide`, `	for _, n := range slices.Sorted(maps.Keys(x.xattrs)) {
+		// Hide`},
+	{"deterministic: the order of attributes, import", "pkg/sentry/vfs/memxattr/xattr.go",
+		`	"maps"
+`, `	"maps"
+	"slices"
+`},
 	{"deterministic: the order of children, waited for", "pkg/sentry/kernel/task_exit.go",
 		`	for child := range parent.children {
 `, `	for child := range parent.inOrder(parent.children) {

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -142,7 +143,7 @@ func addFiles(target string) error {
 
 // editFiles applies the edits.
 func editFiles(target string) error {
-	for _, e := range edits {
+	for _, e := range slices.Concat(edits, overlayEdits) {
 		path := filepath.Join(target, e.file)
 		b, err := os.ReadFile(path)
 		if err != nil {

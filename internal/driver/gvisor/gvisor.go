@@ -54,7 +54,7 @@ const (
 	binaryName = "runsc"
 	// edition is part of the version of a runsc that was built with Turnstone's additions, in the
 	// edition that this package needs. See VERSION in the Makefile.
-	edition = "+turnstone.9"
+	edition = "+turnstone.10"
 )
 
 // New finds runsc. If there is none, or only a runsc without Turnstone's additions, the error is of

@@ -25,17 +25,21 @@ func xattrAreaSize(count uint16) uint64 {
 	return xattrHeaderSize + uint64(count-1)*xattrEntrySize
 }
 
-// xattrPrefix returns the prefix with the given index. POSIX ACLs have an interface of
-// their own in gVisor, which EROFS does not take part in: they are left out, as is what
-// this format does not know.
-func xattrPrefix(index uint8) (prefix string, ok bool) {
-	switch index {
-	case 1:
-		return "user.", true
-	case 4:
-		return "trusted.", true
-	case 6:
-		return "security.", true
+// xattrName returns the name of the attribute that is called text behind the prefix with
+// the given index. What this format does not know is left out. The name of an access
+// control list is an index alone; its value is that of getxattr(2).
+func xattrName(index uint8, text []byte) (name string, ok bool) {
+	switch {
+	case index == 1:
+		return "user." + string(text), true
+	case index == 2 && len(text) == 0:
+		return "system.posix_acl_access", true
+	case index == 3 && len(text) == 0:
+		return "system.posix_acl_default", true
+	case index == 4:
+		return "trusted." + string(text), true
+	case index == 6:
+		return "security." + string(text), true
 	}
 	return "", false
 }
@@ -116,12 +120,11 @@ func nextXattr(b []byte, f func(name string, value []byte) bool) (n int, more bo
 		return 0, false, linuxerr.EUCLEAN
 	}
 	n = min((end+xattrAlign-1)/xattrAlign*xattrAlign, len(b))
-	prefix, ok := xattrPrefix(b[1])
+	full, ok := xattrName(b[1], b[xattrEntrySize:xattrEntrySize+name])
 	if !ok {
 		return n, true, nil
 	}
-	text := b[xattrEntrySize : xattrEntrySize+name]
-	return n, f(prefix+string(text), b[xattrEntrySize+name:end]), nil
+	return n, f(full, b[xattrEntrySize+name:end]), nil
 }
 
 // Rdev returns the device number of an inode of a device, as Linux's

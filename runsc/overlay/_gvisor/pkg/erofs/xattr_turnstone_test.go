@@ -79,8 +79,8 @@ func read(t testing.TB, image []byte) (map[string]string, error) {
 }
 
 func TestTurnstoneXattrs(t *testing.T) {
-	inline := [][]byte{entry(1, "a", "one"), entry(6, "capability", "\x01\x00\x00\x02"), entry(2, "", "an ACL"), entry(4, "overlay.opaque", "y"), entry(9, "x", "unknown")}
-	want := map[string]string{"user.a": "one", "security.capability": "\x01\x00\x00\x02", "trusted.overlay.opaque": "y"}
+	inline := [][]byte{entry(1, "a", "one"), entry(6, "capability", "\x01\x00\x00\x02"), entry(2, "", "an ACL"), entry(3, "", "another"), entry(2, "x", "unknown"), entry(4, "overlay.opaque", "y"), entry(9, "x", "unknown")}
+	want := map[string]string{"user.a": "one", "system.posix_acl_access": "an ACL", "system.posix_acl_default": "another", "security.capability": "\x01\x00\x00\x02", "trusted.overlay.opaque": "y"}
 	for _, extended := range []bool{false, true} {
 		b, count := area(nil, inline...)
 		got, err := read(t, testImage(extended, count, b, nil))

@@ -1,5 +1,5 @@
-// What Turnstone adds to gVisor's EROFS: extended attributes, maps of files whose data
-// stands behind their inodes, and slots. This file is added by Turnstone's build.
+// What Turnstone adds to gVisor's EROFS: extended attributes, access control lists, maps of
+// files whose data stands behind their inodes, and slots. This file is added by Turnstone's build.
 
 package erofs
 
@@ -47,19 +47,24 @@ func (i *inode) listXattr(ctx context.Context, size uint64) ([]string, error) {
 }
 
 func (i *inode) getXattr(creds *auth.Credentials, opts *vfs.GetXattrOptions) (string, error) {
+	if strings.HasPrefix(opts.Name, linux.XATTR_SYSTEM_PREFIX) {
+		access, err := i.posixACL(creds, vfs.AccessACL)
+		if err != nil {
+			return "", err
+		}
+		inherited, err := i.posixACL(creds, vfs.DefaultACL)
+		if err != nil {
+			return "", err
+		}
+		return vfs.ACLGetXattr(creds, opts, linux.FileMode(i.Mode()), access, inherited)
+	}
 	if err := vfs.CheckXattrPermissions(creds, vfs.MayRead, linux.FileMode(i.Mode()), auth.KUID(i.UID()), opts.Name); err != nil {
 		return "", err
 	}
-	found, value := false, ""
-	if err := i.Xattrs(func(name string, v []byte) bool {
-		if name == opts.Name {
-			found, value = true, string(v)
-		}
-		return !found
-	}); err != nil {
-		return "", err
-	}
+	value, found, err := i.xattr(opts.Name)
 	switch {
+	case err != nil:
+		return "", err
 	case !found:
 		return "", linuxerr.ENODATA
 	case opts.Size != 0 && uint64(len(value)) > opts.Size:
@@ -68,6 +73,52 @@ func (i *inode) getXattr(creds *auth.Credentials, opts *vfs.GetXattrOptions) (st
 		return auth.FixupVfsCapDataOnGet(creds, value)
 	}
 	return value, nil
+}
+
+func (i *inode) xattr(wanted string) (value string, found bool, err error) {
+	err = i.Xattrs(func(name string, v []byte) bool {
+		if name == wanted {
+			found, value = true, string(v)
+		}
+		return !found
+	})
+	return value, found, err
+}
+
+// posixACL returns an access control list, or nil if the inode has none. One that is not valid
+// gives nobody access; the file can still be removed.
+func (i *inode) posixACL(creds *auth.Credentials, t vfs.ACLType) (*vfs.PosixACL, error) {
+	name := linux.XATTR_NAME_POSIX_ACL_ACCESS
+	switch {
+	case i.IsSymlink():
+		return nil, nil
+	case t == vfs.DefaultACL && !i.IsDir():
+		return nil, nil
+	case t == vfs.DefaultACL:
+		name = linux.XATTR_NAME_POSIX_ACL_DEFAULT
+	}
+	value, found, err := i.xattr(name)
+	if err != nil || !found {
+		return nil, err
+	}
+	acl, err := vfs.ParsePosixACL([]byte(value), creds.UserNamespace.Root())
+	if err != nil {
+		return &vfs.PosixACL{}, nil
+	}
+	return acl, nil
+}
+
+func (i *inode) checkPermissions(creds *auth.Credentials, ats vfs.AccessTypes) error {
+	acl, err := i.posixACL(creds, vfs.AccessACL)
+	if err != nil {
+		return err
+	}
+	return vfs.GenericCheckPermissions(creds, ats, linux.FileMode(i.Mode()), acl, auth.KUID(i.UID()), auth.KGID(i.GID()))
+}
+
+// GetPosixACL implements vfs.FileDescriptionImpl.GetPosixACL.
+func (fd *fileDescription) GetPosixACL(ctx context.Context, t vfs.ACLType) (*vfs.PosixACL, error) {
+	return fd.inode().posixACL(auth.CredentialsFromContext(ctx), t)
 }
 
 // A writer of images puts no more than one block behind an inode; maxCopy is what a
