@@ -93,6 +93,7 @@ func packed(t testing.TB, dir string) (out []ocitest.Entry) {
 			return err
 		}
 		h.Name, h.Format, h.Uname, h.Gname = name, tar.FormatPAX, "", ""
+		h.Mode |= int64(st.Mode & unix.S_IFMT) // or ocitest would have a default in the place of no permissions
 		entry := ocitest.Entry{Header: *h}
 		switch {
 		case info.IsDir():

@@ -250,11 +250,11 @@ func describe(st *unix.Stat_t) string {
 	switch kind {
 	case unix.S_IFDIR: // file systems count a directory's names, and its size, in different ways
 	case unix.S_IFCHR, unix.S_IFBLK:
-		s += fmt.Sprintf(" %d:%d names=%d", unix.Major(st.Rdev), unix.Minor(st.Rdev), st.Nlink)
+		return s + fmt.Sprintf(" %d:%d names=%d", unix.Major(st.Rdev), unix.Minor(st.Rdev), st.Nlink)
 	case unix.S_IFLNK, unix.S_IFREG:
 		s += fmt.Sprintf(" size=%d names=%d", st.Size, st.Nlink)
 	default:
-		s += fmt.Sprintf(" names=%d", st.Nlink)
+		return s + fmt.Sprintf(" names=%d", st.Nlink) // an overlay does not tell when a FIFO was written to
 	}
 	return s + " " + modified(st)
 }

@@ -220,6 +220,9 @@ func (f descriptor) relation(path string) string {
 		now.Ino != then.Ino || now.Dev != then.Dev {
 		return "another file"
 	}
+	if then.Mode&unix.S_IFMT != unix.S_IFREG {
+		return "special"
+	}
 	return fmt.Sprintf("size=%d names=%d", then.Size, then.Nlink)
 }
 
@@ -255,7 +258,7 @@ func heldGone(d Dir, a []string) (string, error) {
 		return "", err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return describe(&st), nil
+		return "special", nil
 	}
 	if _, err := unix.Seek(int(f), 0, unix.SEEK_SET); err != nil {
 		return "", err
