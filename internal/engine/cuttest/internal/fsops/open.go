@@ -149,7 +149,10 @@ func writeMapped(d Dir, a []string) (string, error) {
 		return "", err
 	}
 	copy(b, a[1])
-	return "", errors.Join(unix.Msync(b, unix.MS_SYNC), unix.Munmap(b))
+	// gVisor does not change the time of a file for this.
+	now := []unix.Timespec{{Nsec: unix.UTIME_NOW}, {Nsec: unix.UTIME_NOW}}
+	return "", errors.Join(unix.Msync(b, unix.MS_SYNC), unix.Munmap(b),
+		unix.UtimesNanoAt(unix.AT_FDCWD, d.path(a[0]), now, 0))
 }
 
 // unnamed makes a file without a name, writes to it, and names it: PATH TEXT.
