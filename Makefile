@@ -139,7 +139,7 @@ test: setup-tests shim ## set up, build, and run every test once
 	$(TESTRUN) test
 
 .PHONY: test-again
-test-again: setup-tests build ## run what a change reaches in other ways; FULL=1: everything
+test-again: setup-tests build $(if $(FULL),shim) ## run what a change reaches in other ways; FULL=1: everything
 	$(TESTRUN) again
 
 .PHONY: busy

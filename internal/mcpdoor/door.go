@@ -51,7 +51,6 @@ func New(o Options) *Door {
 	text := instructions
 	if o.Party != nil {
 		text = instructionsOfParties
-		d.ending.Go(d.tend)
 	}
 	d.calls, d.cancel = context.WithCancel(context.Background())
 	d.server = mcp.NewServer(&mcp.Implementation{Name: "turnstone", Version: turnstone.Version},
@@ -62,6 +61,9 @@ func New(o Options) *Door {
 	d.addTools()
 	d.addResources()
 	d.addPrompts()
+	if o.Party != nil {
+		d.ending.Go(d.tend)
+	}
 	return d
 }
 

@@ -308,21 +308,28 @@ func schemaOf(t *testing.T, s *mcp.ClientSession, name string) *jsonschema.Resol
 // most a token of 3.5 bytes.
 func TestToolsAreShort(t *testing.T) {
 	s, _ := connect(t, newPlace(), nil)
-	r, err := s.ListTools(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
+	for what, s := range map[string]*mcp.ClientSession{"a connection": s, "none": newParties(t).session} {
+		r, err := s.ListTools(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		checkTools(t, what, r.Tools)
 	}
-	b, err := json.Marshal(r.Tools)
+}
+
+func checkTools(t *testing.T, what string, tools []*mcp.Tool) {
+	t.Helper()
+	b, err := json.Marshal(tools)
 	if err != nil {
 		t.Fatal(err)
 	}
 	const most, bytesPerToken = 2500, 3.5
-	if n := float64(len(b)) / bytesPerToken; n > most || len(r.Tools) != 13 {
-		t.Errorf("%d tools have %.0f tokens", len(r.Tools), n)
+	if n := float64(len(b)) / bytesPerToken; n > most || len(tools) != 13 {
+		t.Errorf("%s: %d tools have %.0f tokens", what, len(tools), n)
 	} else {
-		t.Logf("%d tools: %d bytes, %.0f tokens", len(r.Tools), len(b), n)
+		t.Logf("%s: %d tools: %d bytes, %.0f tokens", what, len(tools), len(b), n)
 	}
-	for _, tool := range r.Tools {
+	for _, tool := range tools {
 		if tool.OutputSchema == nil || tool.Description == "" {
 			t.Errorf("%s has no schema of its results, or no description", tool.Name)
 		}

@@ -45,7 +45,11 @@ func object(properties ...string) string {
 // addTools adds all tools. Their texts are for a model that has never heard of turns, and count
 // against its memory in every conversation: a test bounds them.
 func (d *Door) addTools() {
-	const session, branch = "session string", "branch string"
+	const branch = "branch string"
+	session := "session string"
+	if d.o.Party != nil { // not all clients show the instructions to their model
+		session += " of an earlier result; without it a new one begins"
+	}
 	add(d, tool{name: "run_turn", description: "Run the bash steps of a markdown document in a fresh " +
 		"sandbox; returns the receipt: the document with each step's result. A step is a fenced " +
 		"block ```bash name=NAME. Files, exported variables and the directory carry over to the " +
@@ -78,7 +82,7 @@ func (d *Door) addTools() {
 			"session string")}, listFiles)
 	add(d, tool{name: "snapshot", description: "Keep the sandbox's work as a turn, to fork, diff or " +
 		"return to. The sandbox continues.", adds: true,
-		in: object(session, branch),
+		in: object("session string", branch),
 		out: object("changed! boolean false: nothing new", "turn string", "session string",
 			"number integer", "branch string")}, snapshot)
 	d.addHistoryTools()

@@ -97,7 +97,7 @@ func (t Transfer) Pack(ctx context.Context, w io.Writer) error {
 }
 
 // getLimits bounds what a sandbox can make --get write to the host.
-var getLimits = tarfiles.Limits{Entries: 1_000_000}
+var getLimits = tarfiles.Limits{Entries: 1_000_000, Holes: 1 << 40}
 
 // maxSkipped bounds the number of omitted files that are named: their names are untrusted.
 const maxSkipped = 10

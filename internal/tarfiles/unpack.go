@@ -295,7 +295,7 @@ func (u *unpacker) entry(tr *tar.Reader, h *tar.Header, name string) error {
 	switch h.Typeflag {
 	case tar.TypeDir:
 		if err = u.dir(name, mode, h.ModTime); err == nil && u.lim.Owners && name != "." {
-			err = u.chown(name, h)
+			err = u.root.Lchown(name, h.Uid, h.Gid)
 		}
 	case tar.TypeReg:
 		return u.file(tr, h, name, mode)
@@ -582,15 +582,6 @@ func (u *unpacker) hardLink(name, target string) error {
 		return err
 	}
 	return u.root.Link(old, name)
-}
-
-// chown gives a folder to the owner that the stream names.
-func (u *unpacker) chown(name string, h *tar.Header) error {
-	d, err := u.root.OpenFile(name, os.O_RDONLY|onlyFolder, 0)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Chown(h.Uid, h.Gid), d.Close())
 }
 
 // replace gives a complete file its name, in place of what has it. A folder has to be empty.

@@ -81,12 +81,10 @@ func (s *settings) test(changed []string) [][]part {
 		inputs: []string{"bin/turn", "bin/turn-server", "bin/runsc", "scripts", "sdk", "docs", "internal/ui/web",
 			"internal/kube", "cmd/turn-operator", "wire/protocol.json", "internal/proof/testdata"}}
 	kube := s.goTest("kubernetes", s.kubernetes(), "-p", "1")
-	shim := s.goTest("shim", nil, "./...")
-	shim.dir, shim.env = "shim", append(shim.env, "CGO_ENABLED=0")
 	// Two lanes: each more makes all of them slower, by what waits under load cost.
 	return [][]part{
 		{packages, corpus, suites},
-		append(s.checks(changed...), kube, shim, soak, scripts),
+		append(s.checks(changed...), kube, s.shim("shim", "./..."), soak, scripts),
 	}
 }
 
@@ -127,6 +125,9 @@ func (s *settings) again(ctx context.Context) ([][]part, error) {
 		race = append(append(race, full...), soak, part{name: "staticcheck", argv: []string{"scripts/staticcheck"}},
 			part{name: "clients built", argv: []string{"scripts/cross", "--build"}},
 			part{name: "verifiers", argv: []string{"scripts/test-suites", "evidence"}, env: []string{"TURN_TEST_FULL=1"}})
+		releases := s.shim("shim, earlier containerds", "-run", "^TestReleases$", "./testbed")
+		releases.env = append(releases.env, "TURN_TEST_FULL=1")
+		others = append(others, releases)
 	}
 	return [][]part{race, others}, nil
 }
@@ -235,6 +236,13 @@ func (s *settings) goTest(name string, packages []string, args ...string) part {
 		total = 0
 	}
 	return part{name: name, argv: argv, tests: true, alone: alone, total: total, env: []string{"TURN_TEST_PROGRAMS=" + s.programs}}
+}
+
+// shim is go test in the module of the shim.
+func (s *settings) shim(name string, args ...string) part {
+	p := s.goTest(name, nil, args...)
+	p.dir, p.env = "shim", append(p.env, "CGO_ENABLED=0")
+	return p
 }
 
 // kube reports whether a package links the libraries of Kubernetes, which take minutes to compile.

@@ -143,7 +143,7 @@ func addFiles(target string) error {
 
 // editFiles applies the edits.
 func editFiles(target string) error {
-	for _, e := range slices.Concat(edits, overlayEdits) {
+	for _, e := range slices.Concat(edits, erofsEdits, overlayEdits) {
 		path := filepath.Join(target, e.file)
 		b, err := os.ReadFile(path)
 		if err != nil {

@@ -91,7 +91,7 @@ func (Manager) Start(ctx context.Context, p *bootapi.BootstrapParams) (_ *bootap
 	if p.GetLogLevel() <= bootapi.LogLevel_LOG_LEVEL_DEBUG {
 		args = append(args, "-debug")
 	}
-	options, err := handlerOptions(p)
+	options, err := handlerOptions(p, os.Args[0], homeOf(os.Getenv))
 	if err != nil {
 		return nil, err
 	}

@@ -77,6 +77,9 @@ func New(ctx context.Context, publisher shim.Publisher, sd shutdown.Service,
 		launch: settings.launch(log.G(ctx).Info), containers: map[string]*container{}}
 	go s.forward()
 	s.expire()
+	if bundle, err := os.Getwd(); err == nil {
+		go s.endForgotten(bundle)
+	}
 	sd.RegisterCallback(func(context.Context) error {
 		s.end()
 		return nil

@@ -1,11 +1,14 @@
 package service
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/BurntSushi/toml"
 	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
@@ -64,11 +67,8 @@ const socketVar = "TURN_SHIM_SOCKET"
 func Load(getenv func(string) string) (Settings, error) {
 	s := Settings{Substrate: driver.GVisor, CPUs: 2, Memory: 2 << 30, Disk: 10 << 30,
 		MaxCPUs: turnstone.MaxCPUs, MaxMemory: turnstone.MaxMemory,
-		KillLimit: 60, home: getenv("TURN_HOME"),
+		KillLimit: 60, home: homeOf(getenv),
 		hostNetwork: getenv(networkVar), socket: getenv(socketVar)}
-	if s.home == "" {
-		s.home = DefaultHome
-	}
 	path := filepath.Join(s.home, SettingsFile)
 	text, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -80,7 +80,7 @@ func Load(getenv func(string) string) (Settings, error) {
 	if v := getenv("TURN_SUBSTRATE"); v != "" {
 		s.Substrate = v
 	}
-	if err := s.add("options of the runtime", getenv(optionsVar)); err != nil {
+	if err := s.add(ofRuntime, getenv(optionsVar)); err != nil {
 		return s, err
 	}
 	if s.MaxDisk == 0 { // the annotation that asks for more is the tenant's
@@ -98,11 +98,22 @@ func Load(getenv func(string) string) (Settings, error) {
 	return s, nil
 }
 
+func homeOf(getenv func(string) string) string { return cmp.Or(getenv("TURN_HOME"), DefaultHome) }
+
+// ofRuntime names the settings of a handler in errors.
+const ofRuntime = "options of the runtime"
+
+// optionsType is the key by which options may name their kind to containerd, which passes it on with them.
+const optionsType = "TypeUrl"
+
 // add reads settings over those that s has. from names them in errors.
 func (s *Settings) add(from, text string) error {
 	meta, err := toml.Decode(text, s)
-	if err == nil && len(meta.Undecoded()) > 0 {
-		err = fmt.Errorf("%s is no setting", meta.Undecoded()[0])
+	unknown := slices.DeleteFunc(meta.Undecoded(), func(key toml.Key) bool {
+		return from == ofRuntime && strings.EqualFold(key.String(), optionsType)
+	})
+	if err == nil && len(unknown) > 0 {
+		err = fmt.Errorf("%s is no setting", unknown[0])
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", from, err)
@@ -111,26 +122,38 @@ func (s *Settings) add(from, text string) error {
 }
 
 // handlerOptions returns the options of the pod's handler among what containerd passes to a shim
-// that starts: the file that they name, or themselves.
-func handlerOptions(p *bootapi.BootstrapParams) (string, error) {
-	for _, e := range p.GetExtensions() {
-		var o runtimeoptions.Options
-		if !e.GetValue().MessageIs(&o) {
-			continue
-		}
-		if err := e.GetValue().UnmarshalTo(&o); err != nil {
-			return "", fmt.Errorf("options of the runtime: %w", err)
-		}
-		if o.GetConfigPath() == "" {
-			return string(o.GetConfigBody()), nil
-		}
-		text, err := os.ReadFile(o.GetConfigPath())
-		if err != nil {
-			return "", fmt.Errorf("options of the runtime: %w", err)
-		}
-		return string(text), nil
+// that starts: the file that they name, or themselves; without options the file that the name of the
+// shim's program names.
+func handlerOptions(p *bootapi.BootstrapParams, program, home string) (string, error) {
+	var o runtimeoptions.Options
+	has, err := p.FindExtension(&o)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", ofRuntime, err)
 	}
-	return "", nil
+	file := o.GetConfigPath()
+	if name := handlerName(program); name != "" && !has {
+		file = filepath.Join(home, "shim-"+name+".toml")
+	}
+	if file == "" {
+		return string(o.GetConfigBody()), nil
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", ofRuntime, err)
+	}
+	return string(text), nil
+}
+
+// handlerName returns the name of a handler in that of the shim's program, such as vm in
+// containerd-shim-turnstone-vm-v2; empty: none. containerd before 2.3 creates no container in a pod of a
+// runtime that has options.
+func handlerName(program string) string {
+	rest, ours := strings.CutPrefix(filepath.Base(program), "containerd-shim-turnstone-")
+	name, named := strings.CutSuffix(rest, "-v2")
+	if !ours || !named {
+		return ""
+	}
+	return name
 }
 
 func (s Settings) bounds() spec.Bounds {

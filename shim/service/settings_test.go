@@ -28,6 +28,7 @@ func TestSettings(t *testing.T) {
 		{map[string]string{"TURN_SUBSTRATE": "gvisor"}, "gvisor", 1000},
 		{map[string]string{"TURN_SUBSTRATE": "gvisor",
 			optionsVar: "substrate = \"firecracker\"\ndisk = 5"}, "firecracker", 5},
+		{map[string]string{"TURN_SUBSTRATE": "gvisor", optionsVar: "TypeUrl = \"x\"\ndisk = 6"}, "gvisor", 6},
 		{map[string]string{optionsVar: "substrates = 1"}, "substrates is no setting", 0},
 		{map[string]string{optionsVar: "substrate = \"docker\""}, "docker: is unknown", 0},
 	} {
@@ -50,29 +51,46 @@ func TestSettings(t *testing.T) {
 	}
 }
 
-// TestHandlerOptions checks both forms of a handler's options.
+// TestHandlerOptions checks all forms of a handler's options.
 func TestHandlerOptions(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "vm.toml")
-	if err := os.WriteFile(file, []byte("of the file"), 0o600); err != nil {
-		t.Fatal(err)
+	const program = "/usr/local/bin/containerd-shim-turnstone-v2"
+	const named = "/usr/local/bin/containerd-shim-turnstone-a-vm-v2"
+	home := t.TempDir()
+	file := filepath.Join(home, "vm.toml")
+	for name, text := range map[string]string{file: "of the file", filepath.Join(home, "shim-a-vm.toml"): "of the name"} {
+		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
-	for want, o := range map[string]*runtimeoptions.Options{
-		"itself":      {ConfigBody: []byte("itself")},
-		"of the file": {ConfigPath: file, ConfigBody: []byte("itself")},
+	for _, x := range []struct {
+		program string
+		options *runtimeoptions.Options
+		want    string // empty: an error
+	}{
+		{program, &runtimeoptions.Options{ConfigBody: []byte("itself")}, "itself"},
+		{program, &runtimeoptions.Options{ConfigPath: file, ConfigBody: []byte("itself")}, "of the file"},
+		{program, &runtimeoptions.Options{ConfigPath: file + ".not"}, ""},
+		{named, nil, "of the name"},
+		{named, &runtimeoptions.Options{ConfigBody: []byte("itself")}, "itself"},
+		{"/usr/local/bin/containerd-shim-turnstone-other-v2", nil, ""},
 	} {
-		packed, err := typeurl.MarshalAnyToProto(o) // as containerd does
-		if err != nil {
-			t.Fatal(err)
-		}
 		var p bootapi.BootstrapParams
-		if err := p.AddExtension(packed); err != nil {
-			t.Fatal(err)
+		if x.options != nil {
+			packed, err := typeurl.MarshalAnyToProto(x.options) // as containerd does
+			if err == nil {
+				err = p.AddExtension(packed)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
 		}
-		if got, err := handlerOptions(&p); err != nil || got != want {
-			t.Errorf("want %q: %q, %v", want, got, err)
+		if got, err := handlerOptions(&p, x.program, home); got != x.want || (err == nil) != (x.want != "") {
+			t.Errorf("%s, %v: %q, %v", x.program, x.options, got, err)
 		}
 	}
-	if got, err := handlerOptions(new(bootapi.BootstrapParams)); got != "" || err != nil {
-		t.Errorf("no options: %q, %v", got, err)
+	for _, name := range []string{program, "containerd-shim-runc-v2", "/x/shim", ""} {
+		if got, err := handlerOptions(new(bootapi.BootstrapParams), name, home); got != "" || err != nil {
+			t.Errorf("no options of %s: %q, %v", name, got, err)
+		}
 	}
 }

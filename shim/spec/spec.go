@@ -159,6 +159,9 @@ func (c *Container) namespaces(l *specs.Linux) error {
 	return nil
 }
 
+// noID is (uid_t)-1, by which setresuid(2) leaves the user as it is.
+const noID = 1<<32 - 1
+
 // Process reads the description of a process.
 func Process(p *specs.Process) (guest.Process, error) {
 	g := guest.Process{Args: p.Args, Cwd: path.Clean("/" + p.Cwd), Terminal: p.Terminal,
@@ -170,6 +173,9 @@ func Process(p *specs.Process) (guest.Process, error) {
 	if len(p.Args)+len(p.Env) > maxList {
 		return g, refuse("process.args", "there are more than %d words", maxList)
 	}
+	if slices.Contains(slices.Concat(p.User.AdditionalGids, []uint32{p.User.UID, p.User.GID}), noID) {
+		return g, refuse("process.user", "%d is no number of a user or group", uint32(noID))
+	}
 	if len(p.User.AdditionalGids) > 65536 {
 		return g, refuse("process.user.additionalGids", "there are too many")
 	}
@@ -178,15 +184,10 @@ func Process(p *specs.Process) (guest.Process, error) {
 			return g, refuse("process", "a word contains a byte 0")
 		}
 	}
-	home := false
 	for _, kv := range p.Env {
 		if strings.Contains(kv, "=") {
 			g.Env = append(g.Env, kv)
 		}
-		home = home || strings.HasPrefix(kv, "HOME=")
-	}
-	if !home && p.User.UID == 0 {
-		g.Env = append(g.Env, "HOME=/root")
 	}
 	if c := p.Capabilities; c != nil {
 		for _, name := range slices.Concat(c.Bounding, c.Effective, c.Permitted, c.Inheritable,

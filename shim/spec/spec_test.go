@@ -70,6 +70,8 @@ func TestRefusals(t *testing.T) {
 		{"process.capabilities", func(s *specs.Spec) {
 			s.Process.Capabilities.Ambient = []string{"CAP_SYS_ADMIN"}
 		}},
+		{"process.user", func(s *specs.Spec) { s.Process.User.UID = noID }},
+		{"process.user", func(s *specs.Spec) { s.Process.User.AdditionalGids = []uint32{0, noID} }},
 		{"process.rlimits", func(s *specs.Spec) {
 			s.Process.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_NEW"}}
 		}},

@@ -24,6 +24,12 @@ const limit = 3 * time.Minute
 // bed starts a containerd for the test; what is left of its pods at the end fails the test.
 func bed(t *testing.T) *Bed {
 	t.Helper()
+	return bedOf(t, Release{})
+}
+
+// bedOf is bed with a containerd of a release.
+func bedOf(t *testing.T, r Release) *Bed {
+	t.Helper()
 	home := testhome.Dir(t)
 	if os.Geteuid() != 0 {
 		t.Skip("containerd needs root")
@@ -33,6 +39,10 @@ func bed(t *testing.T) *Bed {
 		t.Skip("the go command, which builds containerd, is not in PATH")
 	}
 	check(t, err)
+	if r.Version != "" {
+		tools, err = r.Tools(t.Context(), home, tools)
+		check(t, err)
+	}
 	bin, err := filepath.Abs("../../bin")
 	check(t, err)
 	shim := filepath.Join(bin, "containerd-shim-turnstone-v2")
@@ -41,7 +51,7 @@ func bed(t *testing.T) *Bed {
 	}
 	dir, err := os.MkdirTemp("", "cri") // short: it has sockets
 	check(t, err)
-	b, err := New(Options{Dir: dir, Tools: tools, Shim: shim, Runsc: filepath.Join(bin, "runsc"),
+	b, err := New(Options{Dir: dir, Tools: tools, Release: r.Version, Shim: shim, Runsc: filepath.Join(bin, "runsc"),
 		Home: filepath.Join(dir, "home"), Kernel: os.Getenv("TEST_KERNEL")})
 	check(t, err)
 	t.Cleanup(func() {
@@ -221,7 +231,7 @@ func TestPods(t *testing.T) {
 	t.Run("refusals", func(t *testing.T) { testRefusals(t, b) })
 	t.Run("containerd restarts", func(t *testing.T) { testRestart(t, b) })
 	t.Run("killed shim", func(t *testing.T) { testKilled(t, b) })
-	t.Run("hanging sandbox", func(t *testing.T) { testHanging(t, b) })
+	testBeside(t, b)
 	for _, h := range Handlers[1:] {
 		t.Run(h, func(t *testing.T) { testMicroVM(t, b, h) })
 	}
@@ -250,7 +260,7 @@ func testMicroVM(t *testing.T, b *Bed, handler string) {
 	testSubstrate(t, b)
 	t.Run("out of memory", func(t *testing.T) { testOOM(t, b) })
 	t.Run("killed shim", func(t *testing.T) { testKilled(t, b) })
-	t.Run("hanging sandbox", func(t *testing.T) { testHanging(t, b) })
+	testBeside(t, b)
 }
 
 // testSubstrate runs what every substrate has.
@@ -458,6 +468,9 @@ func testRefusals(t *testing.T, b *Bed) {
 		{object{"resources": object{"memory_limit_in_bytes": 1 << 50}}, "resources.limits.memory: "},
 		{object{"sysctls": object{"net/../../x": "1"}}, "linux.sysctl: "},
 	} {
+		if strings.HasPrefix(x.want, "hostNetwork") && b.before("v2.3.") {
+			continue // containerd itself ends by it: see docs/shim.md
+		}
 		config, err := b.JSON(podConfig(b, "refused", x.linux))
 		check(t, err)
 		if _, err := b.Crictl(t.Context(), "", "runp", config); err == nil ||

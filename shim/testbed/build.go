@@ -33,7 +33,15 @@ func Tools(ctx context.Context, home, dir string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	sum := sha256.Sum256(append(mod, tags...))
+	return once(home, append(mod, tags...), func(tmp string) error {
+		return buildAll(ctx, dir, tmp, tools)
+	})
+}
+
+// once returns a folder below home with what fill has put into it, now or earlier for the same key.
+// Without Go the error is exec.ErrNotFound.
+func once(home string, key []byte, fill func(tmp string) error) (string, error) {
+	sum := sha256.Sum256(key)
 	bin := filepath.Join(home, "containerd-"+hex.EncodeToString(sum[:6]))
 	if _, err := os.Stat(bin); err == nil {
 		return bin, nil
@@ -46,10 +54,8 @@ func Tools(ctx context.Context, home, dir string) (string, error) {
 		return "", err
 	}
 	defer os.RemoveAll(tmp)
-	for _, pkg := range tools {
-		if err := build(ctx, dir, pkg, filepath.Join(tmp, path.Base(pkg)), "build"); err != nil {
-			return "", err
-		}
+	if err := fill(tmp); err != nil {
+		return "", err
 	}
 	err = os.Rename(tmp, bin)
 	if errors.Is(err, os.ErrExist) { // another test was faster
@@ -70,6 +76,15 @@ func Test(ctx context.Context, bin, dir, pkg string) (string, error) {
 		return "", err
 	}
 	return out, os.Rename(tmp, out)
+}
+
+func buildAll(ctx context.Context, dir, to string, packages []string) error {
+	for _, pkg := range packages {
+		if err := build(ctx, dir, pkg, filepath.Join(to, path.Base(pkg)), "build"); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func build(ctx context.Context, dir, pkg, out string, command ...string) error {

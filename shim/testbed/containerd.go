@@ -30,10 +30,12 @@ type Bed struct {
 // Options of a Bed.
 type Options struct {
 	Dir   string // an empty folder with a short path
-	Tools string // of Tools
-	Shim  string // the shim's program
-	Runsc string
-	Home  string // the shim's state directory
+	Tools string // of Tools, or of a Release
+	// Release is the version of containerd; empty: that of Tools.
+	Release string
+	Shim    string // the shim's program
+	Runsc   string
+	Home    string // the shim's state directory
 	// Kernel is the kernel that microVMs boot; empty: Debian's.
 	Kernel string
 }
@@ -50,10 +52,14 @@ func New(o Options) (*Bed, error) {
 			return nil, err
 		}
 	}
-	if err := os.Symlink(o.Shim, b.path("bin/containerd-shim-turnstone-v2")); err != nil {
-		return nil, err
+	for _, name := range []string{"turnstone", namedHandler} {
+		if err := os.Symlink(o.Shim, b.path("bin/containerd-shim-"+name+"-v2")); err != nil {
+			return nil, err
+		}
 	}
-	files := map[string]string{"home/shim.toml": "kill_limit = 15\n", "config.toml": b.config(), "cni/10-pods.conflist": b.cni(),
+	files := map[string]string{"home/shim.toml": "kill_limit = 15\n", "handler.toml": handlerOptions,
+		"home/shim-named.toml": handlerOptions,
+		"config.toml":          b.config(), "cni/10-pods.conflist": b.cni(),
 		"crictl.yaml": fmt.Sprintf("runtime-endpoint: %s\nimage-endpoint: %[1]s\ntimeout: 120\n",
 			b.Endpoint()),
 		"images.yaml": fmt.Sprintf("defaultTestContainerImage: %s/busybox:latest\n"+
@@ -74,20 +80,34 @@ func (b *Bed) Endpoint() string { return "unix://" + b.path("c.sock") }
 // Handlers are the runtimes in containerd's configuration: one for each substrate.
 var Handlers = []string{"turnstone", "turnstone-qemu", "turnstone-firecracker"}
 
+// Options of the runtimes in containerd's configuration. Three have the same: themselves, in a file, and in
+// one that their program names.
+const (
+	bodyHandler, fileHandler = "turnstone-body", "turnstone-file"
+	namedHandler             = "turnstone-named"
+	handlerOptions           = "cpus = 1\nmemory = 268435456\nmax_memory = 300000000\n"
+	microVMOptions           = "substrate = %q\nmemory = 536870912\ncpus = 1\n"
+)
+
 func (b *Bed) config() string {
+	options := map[string]string{Handlers[0]: "", namedHandler: "", bodyHandler: "TypeUrl = \"turnstone\"\n" + handlerOptions,
+		fileHandler: fmt.Sprintf("TypeUrl = \"turnstone\"\nConfigPath = %q\n", b.path("handler.toml"))}
+	for _, h := range Handlers[1:] {
+		options[h] = fmt.Sprintf(microVMOptions, strings.TrimPrefix(h, "turnstone-"))
+	}
 	runtimes := ""
-	for _, h := range Handlers {
+	for h, o := range options {
+		program := "turnstone"
+		if h == namedHandler {
+			program = h
+		}
 		runtimes += fmt.Sprintf(`[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.%s]
-  runtime_type = "io.containerd.turnstone.v2"
+  runtime_type = "io.containerd.%s.v2"
   sandboxer = "shim"
   disable_pause_image_pull = true
-`, h)
-		if _, substrate, ok := strings.Cut(h, "-"); ok {
-			runtimes += fmt.Sprintf(`[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.%s.options]
-  substrate = %q
-  memory = 536870912
-  cpus = 1
-`, h, substrate)
+`, h, program)
+		if o != "" {
+			runtimes += fmt.Sprintf("[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.%s.options]\n%s", h, o)
 		}
 	}
 	return "version = 3\n" + strings.ReplaceAll(strings.ReplaceAll(`root = "DIR/root"
@@ -103,9 +123,31 @@ state = "DIR/state"
 [plugins."io.containerd.cri.v1.runtime"]
   netns_mounts_under_state_dir = true
 [plugins."io.containerd.cri.v1.runtime".cni]
-  bin_dirs = ["TOOLS"]
+  BINARIES
   conf_dir = "DIR/cni"
-`, "DIR", b.Dir), "TOOLS", b.options.Tools) + runtimes
+`, "DIR", b.Dir), "BINARIES", b.binaries()) + b.pause() + runtimes
+}
+
+// before reports whether containerd is older than a minor version, such as "v2.3.".
+func (b *Bed) before(minor string) bool {
+	return b.options.Release != "" && b.options.Release < minor
+}
+
+// binaries names the folder of CNI's plug-ins.
+func (b *Bed) binaries() string {
+	if b.before("v2.1.") {
+		return fmt.Sprintf("bin_dir = %q", b.options.Tools)
+	}
+	return fmt.Sprintf("bin_dirs = [%q]", b.options.Tools)
+}
+
+// pause names the image that containerd 2.3 wants also where no container is made of it.
+func (b *Bed) pause() string {
+	if b.before("v2.3.") || !b.before("v2.4.") {
+		return ""
+	}
+	return fmt.Sprintf("[plugins.\"io.containerd.cri.v1.images\".pinned_images]\n  sandbox = %q\n",
+		b.Registry.Host+"/busybox:1")
 }
 
 // bridge is the name of the bridge of the pods' network.

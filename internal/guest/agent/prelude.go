@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"turnstone.dev/turnstone/internal/guest/exports"
 	"turnstone.dev/turnstone/internal/guest/process"
 	"turnstone.dev/turnstone/internal/guest/scan"
 )
@@ -121,7 +122,7 @@ func (d runDir) readCapture() ([]byte, error) {
 		return nil, err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > maxCapture {
-		return nil, errCapture
+		return nil, exports.ErrMalformed
 	}
 	data := make([]byte, st.Size)
 	n, err := scan.ReadAt(fd, data, 0)

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"syscall"
 
+	"turnstone.dev/turnstone/internal/guest/exports"
 	"turnstone.dev/turnstone/internal/guest/process"
 	"turnstone.dev/turnstone/internal/guest/trace"
 	"turnstone.dev/turnstone/internal/lang/syntax"
@@ -131,26 +132,26 @@ func (s *shell) record(t *trace.Tracer, env []string) (*trace.Recorder, error) {
 
 // fromState selects the variables to carry from a traced shell's state. The directory keeps the name
 // by which the shell knows it, which may lead through symbolic links: "cd .." leads back along it.
-func (a *Agent) fromState(s *trace.State) (capture, error) {
-	var c capture
+func (a *Agent) fromState(s *trace.State) (exports.State, error) {
+	var c exports.State
 	if s == nil {
-		return c, errCapture
+		return c, exports.ErrMalformed
 	}
-	c.cwd = s.Cwd
+	c.Cwd = s.Cwd
 	for _, kv := range s.Env {
 		name, value, ok := strings.Cut(kv, "=")
 		switch {
 		case !ok || strings.IndexByte(kv, 0) >= 0:
-		case name == "PWD" && (c.cwd == "" || a.sameDir(value, c.cwd)):
-			c.cwd = value // if the directory no longer exists, it will be created again
-		case carries(name):
-			c.vars = append(c.vars, kv)
+		case name == "PWD" && (c.Cwd == "" || a.sameDir(value, c.Cwd)):
+			c.Cwd = value // if the directory no longer exists, it will be created again
+		case exports.Carries(name):
+			c.Vars = append(c.Vars, kv)
 		case strings.HasPrefix(name, "BASH_FUNC_") && strings.HasSuffix(name, "%%"):
-			c.funs = append(c.funs, kv)
+			c.Funs = append(c.Funs, kv)
 		}
 	}
-	if err := checkSession(wire.MethodShellExecute, c.cwd,
-		append(slices.Clone(c.vars), c.funs...)); err != nil {
+	if err := checkSession(wire.MethodShellExecute, c.Cwd,
+		append(slices.Clone(c.Vars), c.Funs...)); err != nil {
 		return c, err
 	}
 	return c, nil

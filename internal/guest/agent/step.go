@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"turnstone.dev/turnstone/internal/guest/exports"
 	"turnstone.dev/turnstone/internal/guest/process"
 	"turnstone.dev/turnstone/internal/guest/trace"
 	"turnstone.dev/turnstone/internal/lang/syntax"
@@ -49,7 +50,7 @@ func (st *step) finish() {
 	if st.lost = err != nil; !st.lost {
 		// Values of the user's account are not inherited: the next step may have another user.
 		own := func(kv string) bool { return slices.Contains(st.p.AccountEnv, kv) }
-		s.cwd, s.env = c.cwd, append(slices.DeleteFunc(c.vars, own), c.funs...)
+		s.cwd, s.env = c.Cwd, append(slices.DeleteFunc(c.Vars, own), c.Funs...)
 	}
 	st.cwd, st.env = s.cwd, s.env
 	s.mu.Unlock()
@@ -59,23 +60,23 @@ func (st *step) finish() {
 }
 
 // capture returns the state that the step's shell left for the next step.
-func (st *step) capture() (capture, error) {
+func (st *step) capture() (exports.State, error) {
 	if st.rec.captures() {
 		return st.s.a.fromState(st.report.State)
 	}
 	dir, err := st.s.openRun()
 	if err != nil {
-		return capture{}, err
+		return exports.State{}, err
 	}
 	defer dir.Close()
 	data, err := dir.readCapture()
 	if err != nil {
-		return capture{}, err
+		return exports.State{}, err
 	}
 	if st.language == "bash" {
-		return parseBash(data)
+		return exports.ParseBash(data)
 	}
-	c, err := parseSh(data)
+	c, err := exports.ParseSh(data)
 	if err != nil {
 		return c, err
 	}
@@ -84,7 +85,7 @@ func (st *step) capture() (capture, error) {
 	defer st.s.mu.Unlock()
 	for _, kv := range st.s.env {
 		if strings.HasPrefix(kv, "BASH_FUNC_") {
-			c.funs = append(c.funs, kv)
+			c.Funs = append(c.Funs, kv)
 		}
 	}
 	return c, nil

@@ -12,6 +12,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/brief"
+	"turnstone.dev/turnstone/internal/guest/account"
 )
 
 // streams are a child's standard streams: the child's ends as descriptors, the agent's as files. A
@@ -27,7 +28,7 @@ type streams struct {
 const pipeSize = 1 << 20
 
 // open opens pipes. They belong to their process's user: it may open them by name, such as /dev/stderr.
-func (s *streams) open(stdin bool, owner *account) error {
+func (s *streams) open(stdin bool, owner *account.Account) error {
 	s.child = [3]int{-1, -1, -1}
 	for fd := range s.child {
 		if fd == 0 && !stdin {
@@ -43,7 +44,7 @@ func (s *streams) open(stdin bool, owner *account) error {
 		}
 		s.child[fd] = theirs
 		if owner != nil {
-			_ = unix.Fchown(theirs, int(owner.uid), -1) // as runc does; without it only opening fails
+			_ = unix.Fchown(theirs, int(owner.UID), -1) // as runc does; without it only opening fails
 		}
 		_ = syscall.SetNonblock(mine, true)
 		s.parent[fd] = os.NewFile(uintptr(mine), "pipe")
@@ -53,7 +54,7 @@ func (s *streams) open(stdin bool, owner *account) error {
 }
 
 // openTerminal opens a pair of pseudo-terminals (pty(7)).
-func (s *streams) openTerminal(open opener, size Terminal, owner *account) error {
+func (s *streams) openTerminal(open account.Opener, size Terminal, owner *account.Account) error {
 	s.child = [3]int{-1, -1, -1}
 	fd, err := open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_NONBLOCK)
 	if err != nil {
@@ -82,7 +83,7 @@ func (s *streams) openTerminal(open opener, size Terminal, owner *account) error
 	}
 	s.child = [3]int{slave, slave, slave}
 	if owner != nil {
-		_ = unix.Fchown(slave, int(owner.uid), -1)
+		_ = unix.Fchown(slave, int(owner.UID), -1)
 	}
 	return nil
 }
@@ -198,7 +199,7 @@ func (t *Table) attributes(s Spec, io *streams) *syscall.ProcAttr {
 		attr.Sys.Setctty, attr.Sys.Ctty = true, 0
 	}
 	if s.account != nil {
-		attr.Sys.Credential = s.account.credential()
+		attr.Sys.Credential = s.account.Credential()
 	}
 	return attr
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/guest/account"
 	"turnstone.dev/turnstone/internal/guest/parked"
 )
 
@@ -20,7 +21,7 @@ type waiting struct {
 	pid     int
 	name    string // its first argument
 	path    string // of its program
-	account *account
+	account *account.Account
 	held    *parked.Held
 	group   *cgroup // nil: none
 	io      streams
@@ -47,10 +48,10 @@ func (t *Table) Park(name, user string, env []string) error {
 	w := &waiting{name: name}
 	if user != "" {
 		var err error
-		if w.account, err = lookupUser(t.openFile, user); err != nil {
+		if w.account, err = account.Lookup(t.openFile, user); err != nil {
 			return err
 		}
-		env = MergeEnv(w.account.env(), env)
+		env = MergeEnv(w.account.Env(), env)
 	}
 	var err error
 	if w.path, err = t.lookPath(name, "/", env); err != nil {
@@ -178,7 +179,7 @@ func (t *Table) unparked(s Spec, path string) *waiting {
 	if !s.Stdin {
 		start.Move, start.Shut = [][2]int{{nullFD, 0}}, nil
 	}
-	if s.Terminal != nil || len(s.Files) > 0 || path != w.path || !w.account.same(s.account) ||
+	if s.Terminal != nil || len(s.Files) > 0 || path != w.path || !w.account.Same(s.account) ||
 		!parked.Fits(w.name, start) || !t.unchanged(w.files) || w.held.Release(start) != nil {
 		t.discard(w)
 		return nil
@@ -191,14 +192,6 @@ func (t *Table) unparked(s Spec, path string) *waiting {
 		w.tracer.Close()
 	}
 	return w
-}
-
-// same reports whether both are the same user; nil is the agent's own.
-func (a *account) same(b *account) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	return a.uid == b.uid && a.gid == b.gid && slices.Equal(a.groups, b.groups)
 }
 
 // An identity is a file of a loaded program, or one that decides what is loaded.

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/guest/account"
 )
 
 // A Terminal is a terminal's size in characters.
@@ -42,7 +43,7 @@ type Spec struct {
 	// learn of it. It must return quickly.
 	Ended func()
 
-	account *account
+	account *account.Account
 }
 
 // An Exit describes the end of a process.

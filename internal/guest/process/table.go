@@ -18,6 +18,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/brief"
+	"turnstone.dev/turnstone/internal/guest/account"
 )
 
 const (
@@ -144,15 +145,24 @@ func (t *Table) Start(s Spec) (*Process, error) {
 	return p, nil
 }
 
+// Account returns the numbers of a user and its group, as Spec's User names it.
+func (t *Table) Account(user string) (uid, gid uint32, err error) {
+	a, err := account.Lookup(t.openFile, user)
+	if err != nil {
+		return 0, 0, err
+	}
+	return a.UID, a.GID, nil
+}
+
 // prepare finds the process's user and launches it.
 func (t *Table) prepare(p *Process, s Spec) (<-chan syscall.WaitStatus, error) {
 	if s.User != "" {
-		a, err := lookupUser(t.openFile, s.User)
+		a, err := account.Lookup(t.openFile, s.User)
 		if err != nil {
 			return nil, err
 		}
 		s.account = a
-		p.AccountEnv = a.env()
+		p.AccountEnv = a.Env()
 		s.Env = MergeEnv(p.AccountEnv, s.Env) // explicit values have precedence
 	}
 	s.Env = MergeEnv(s.Env, s.More)

@@ -7,12 +7,13 @@ import (
 
 	"github.com/containerd/containerd/v2/pkg/shim"
 
+	"turnstone.dev/turnstone/shim/bootstrap"
 	"turnstone.dev/turnstone/shim/service"
 )
 
 func main() {
 	service.Register()
-	shim.RunShim(context.Background(), service.Manager{}, func(c *shim.Config) {
+	bootstrap.Run(context.Background(), service.Manager{}, func(c *shim.Config) {
 		// the drivers wait for their own processes, which a reaper of all would take from them
 		c.NoReaper, c.NoSubreaper = true, true
 	})

@@ -119,6 +119,9 @@ func joined() error {
 	err := json.NewDecoder(config).Decode(&p)
 	_ = config.Close()
 	if err == nil {
+		err = makeDir(&p, false)
+	}
+	if err == nil {
 		err = execute(&p)
 	}
 	_, _ = tell.WriteString(err.Error())

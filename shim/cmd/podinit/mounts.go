@@ -44,12 +44,6 @@ func makeRoot(root string, c *guest.Container) error {
 	for _, p := range c.Masked {
 		mask(root, p)
 	}
-	if c.ReadOnlyRoot {
-		if err := unix.Mount("", root, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY,
-			""); err != nil {
-			return os.NewSyscallError("remount root", err)
-		}
-	}
 	return enterRoot(root)
 }
 

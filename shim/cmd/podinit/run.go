@@ -110,6 +110,14 @@ func become(id string) error {
 	if err := makeRoot(guest.File(id, "", guest.FileRoot), &c); err != nil {
 		return err
 	}
+	if err := makeDir(&c.Process, true); err != nil {
+		return err
+	}
+	if c.ReadOnlyRoot {
+		if err := unix.Mount("", "/", "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, ""); err != nil {
+			return os.NewSyscallError("remount root", err)
+		}
+	}
 	return execute(&c.Process)
 }
 
@@ -140,16 +148,13 @@ func prepare(p *guest.Process) (string, error) {
 	if p.Umask != nil {
 		umask = int(*p.Umask)
 	}
-	unix.Umask(0)
-	if err := os.MkdirAll(p.Cwd, 0o755); err != nil {
-		return "", err
-	}
 	unix.Umask(umask)
 	if err := unix.Chdir(p.Cwd); err != nil {
 		return "", &os.PathError{Op: "chdir", Path: p.Cwd, Err: err}
 	}
-	if p.Terminal {
-		_ = unix.Fchown(0, int(p.UID), -1)
+	ownStreams(p)
+	if err := addAccount(p, openInRoot); err != nil {
+		return "", err
 	}
 	return lookPath(p.Args[0], p.Env)
 }

@@ -963,17 +963,23 @@ export interface FileSystemPackParams {
   path: string;
   /** Carries the tar stream. */
   stream: IOStreamId;
+  /** Send files with holes in GNU's sparse format 0.1 for PAX; default: holes are zeros. */
+  holes?: boolean;
+  /** Send the numbers of users and groups; default: 0. */
+  owners?: boolean;
 }
 
 export interface FileSystemPackResult {
 }
 
-/** Unpacks a tar stream. If the destination is a directory, or ends in "/" (it is then created if missing), the contents go below it. Otherwise the destination's name replaces the stream's single top-level name. The answer arrives when everything is written. */
+/** Unpacks a tar stream. If the destination is a directory, or ends in "/" (it is then created if missing), the contents go below it. Otherwise the destination's name replaces the stream's single top-level name. Files with holes may come in GNU's sparse formats. The answer arrives when everything is written. */
 export interface FileSystemUnpackParams {
   /** Absolute path. */
   dest: string;
   /** Carries the tar stream. */
   stream: IOStreamId;
+  /** Set owners to the users and groups of the stream, by numbers; default: new files belong to the sandbox's user in its own directories, otherwise to root. */
+  owners?: boolean;
 }
 
 export interface FileSystemUnpackResult {

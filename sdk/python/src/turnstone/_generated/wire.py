@@ -648,14 +648,23 @@ class FileSystemUnwatchParams(TypedDict):
     watchId: FileSystemWatchId
 
 
-class FileSystemPackParams(TypedDict):
+class _FileSystemPackParams(TypedDict):
     path: str
     stream: IOStreamId
 
 
-class FileSystemUnpackParams(TypedDict):
+class FileSystemPackParams(_FileSystemPackParams, total=False):
+    holes: bool
+    owners: bool
+
+
+class _FileSystemUnpackParams(TypedDict):
     dest: str
     stream: IOStreamId
+
+
+class FileSystemUnpackParams(_FileSystemUnpackParams, total=False):
+    owners: bool
 
 
 class _FileSystemChangedEvent(TypedDict):

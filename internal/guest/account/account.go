@@ -1,8 +1,11 @@
-package process
+// Package account finds users in the accounts of a root file system, /etc/passwd and /etc/group, which
+// are untrusted.
+package account
 
 import (
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -16,64 +19,63 @@ import (
 // maxAccounts bounds the bytes read of /etc/passwd and /etc/group.
 const maxAccounts = 1 << 20
 
-// An account is a user that a process runs as.
-type account struct {
-	uid, gid uint32
-	groups   []uint32
-	name     string // "" for a number without a name
-	home     string
-	shell    string
+// An Account is a user that a process runs as.
+type Account struct {
+	UID, GID uint32
+	Groups   []uint32
+	Name     string // "" for a number without a name
+	Home     string
+	Shell    string
 }
 
-// env returns the account's environment, as login(1) sets it.
-func (a *account) env() []string {
-	env := []string{"HOME=" + a.home, "SHELL=" + a.shell}
-	if a.name != "" {
-		env = append(env, "USER="+a.name, "LOGNAME="+a.name)
+// Env returns the account's environment, as login(1) sets it.
+func (a *Account) Env() []string {
+	env := []string{"HOME=" + a.Home, "SHELL=" + a.Shell}
+	if a.Name != "" {
+		env = append(env, "USER="+a.Name, "LOGNAME="+a.Name)
 	}
 	return env
 }
 
-// credential returns the credential for fork and exec; nil if nothing changes, because an agent
+// Credential returns the credential for fork and exec; nil if nothing changes, because a caller
 // other than root may not even set its own.
-func (a *account) credential() *syscall.Credential {
-	if os.Geteuid() != 0 && int(a.uid) == os.Geteuid() && int(a.gid) == os.Getegid() {
+func (a *Account) Credential() *syscall.Credential {
+	if os.Geteuid() != 0 && int(a.UID) == os.Geteuid() && int(a.GID) == os.Getegid() {
 		return nil
 	}
-	return &syscall.Credential{Uid: a.uid, Gid: a.gid, Groups: a.groups}
+	return &syscall.Credential{Uid: a.UID, Gid: a.GID, Groups: a.Groups}
 }
 
-// An opener opens an absolute name in the root of processes, close-on-exec.
-type opener func(path string, flags int) (fd int, err error)
-
-// Account returns the numbers of a user and its group, as Spec's User names it.
-func (t *Table) Account(user string) (uid, gid uint32, err error) {
-	a, err := lookupUser(t.openFile, user)
-	if err != nil {
-		return 0, 0, err
+// Same reports whether both are the same user; nil is the caller's own.
+func (a *Account) Same(b *Account) bool {
+	if a == nil || b == nil {
+		return a == b
 	}
-	return a.uid, a.gid, nil
+	return a.UID == b.UID && a.GID == b.GID && slices.Equal(a.Groups, b.Groups)
 }
 
-// lookupUser finds NAME, NUMBER, or either with :GROUP, in the accounts of open's root. With a
+// An Opener opens an absolute name in the root of processes, close-on-exec.
+type Opener func(path string, flags int) (fd int, err error)
+
+// Lookup finds NAME, NUMBER, or either with :GROUP, in the accounts of open's root. With a
 // group, the process has only this group; otherwise also the groups that list its user. A number
 // without an account is its own group.
-func lookupUser(open opener, text string) (*account, error) {
+func Lookup(open Opener, text string) (*Account, error) {
 	user, group, hasGroup := strings.Cut(text, ":")
 	a, err := findUser(open, user)
 	if err != nil {
 		return nil, err
 	}
 	if hasGroup {
-		a.gid, err = findGroup(open, group)
+		a.GID, err = findGroup(open, group)
 		return a, err
 	}
-	if a.name != "" {
+	if a.Name != "" {
 		eachLine(open, "/etc/group", 4, func(f []string) bool {
 			for member := range strings.SplitSeq(f[3], ",") {
-				if gid, err := parseID(f[2]); err == nil && member == a.name && gid != a.gid &&
-					len(a.groups) < 64 {
-					a.groups = append(a.groups, gid)
+				if gid, err := parseID(f[2]); err == nil && member == a.Name && gid != a.GID &&
+					len(a.Groups) < 64 {
+					a.Groups = append(a.Groups, gid)
 				}
 			}
 			return true
@@ -82,8 +84,8 @@ func lookupUser(open opener, text string) (*account, error) {
 	return a, nil
 }
 
-func findUser(open opener, user string) (*account, error) {
-	var found *account
+func findUser(open Opener, user string) (*Account, error) {
+	var found *Account
 	number, numberErr := parseID(user)
 	eachLine(open, "/etc/passwd", 7, func(f []string) bool {
 		uid, uidErr := parseID(f[2])
@@ -92,7 +94,7 @@ func findUser(open opener, user string) (*account, error) {
 			return true
 		}
 		if f[0] == user || numberErr == nil && uid == number {
-			found = &account{uid: uid, gid: gid, name: f[0], home: f[5], shell: f[6]}
+			found = &Account{UID: uid, GID: gid, Name: f[0], Home: f[5], Shell: f[6]}
 		}
 		return found == nil
 	})
@@ -103,18 +105,18 @@ func findUser(open opener, user string) (*account, error) {
 			"no such user").
 			WithHint("see the users in the sandbox's /etc/passwd, or write a number")
 	case found == nil:
-		found = &account{uid: number, gid: number}
+		found = &Account{UID: number, GID: number}
 	}
-	if found.home == "" {
-		found.home = "/"
+	if found.Home == "" {
+		found.Home = "/"
 	}
-	if found.shell == "" {
-		found.shell = "/bin/sh"
+	if found.Shell == "" {
+		found.Shell = "/bin/sh"
 	}
 	return found, nil
 }
 
-func findGroup(open opener, group string) (uint32, error) {
+func findGroup(open Opener, group string) (uint32, error) {
 	gid, err := parseID(group)
 	if err == nil {
 		return gid, nil
@@ -146,7 +148,7 @@ func parseID(s string) (uint32, error) {
 
 // eachLine calls f with the fields of each line that has at least want of them, until f returns
 // false (passwd(5), group(5)). The file is untrusted.
-func eachLine(open opener, path string, want int, f func(fields []string) bool) {
+func eachLine(open Opener, path string, want int, f func(fields []string) bool) {
 	fd, err := open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 	if err != nil {
 		return

@@ -1,4 +1,6 @@
-package agent
+// Package exports reads the state that a shell leaves for the next one: its directory, its exported
+// variables and functions, as bash and sh print them. The text is untrusted.
+package exports
 
 import (
 	"bytes"
@@ -8,53 +10,54 @@ import (
 	"turnstone.dev/turnstone/internal/guest/files"
 )
 
-// A capture is the state that a step's shell left for the next step.
-type capture struct {
-	cwd  string
-	vars []string // NAME=VALUE
-	funs []string // exported functions, as bash passes them: BASH_FUNC_name%%=() {…
+// A State is the state that a step's shell left for the next step.
+type State struct {
+	Cwd  string
+	Vars []string // NAME=VALUE
+	Funs []string // exported functions, as bash passes them: BASH_FUNC_name%%=() {…
 }
 
-var errCapture = errors.New("malformed capture")
+// ErrMalformed is the error of a text that no shell prints.
+var ErrMalformed = errors.New("malformed state")
 
-// parseBash reads the output of capture.bash: the working directory and a newline, the output of
+// ParseBash reads the output of bash: the working directory and a newline, the output of
 // "export -p", and that of "export -fp"; a NUL ends each.
-func parseBash(data []byte) (capture, error) {
+func ParseBash(data []byte) (State, error) {
 	parts := bytes.Split(data, []byte{0})
 	if len(parts) != 4 || len(parts[3]) != 0 {
-		return capture{}, errCapture
+		return State{}, ErrMalformed
 	}
-	var c capture
+	var c State
 	var err error
-	if c.cwd, err = parseCwd(parts[0]); err != nil {
-		return capture{}, err
+	if c.Cwd, err = parseCwd(parts[0]); err != nil {
+		return State{}, err
 	}
-	if c.vars, err = parseExports(string(parts[1])); err != nil {
-		return capture{}, err
+	if c.Vars, err = parseExports(string(parts[1])); err != nil {
+		return State{}, err
 	}
-	c.funs = parseFunctions(string(parts[2]))
+	c.Funs = parseFunctions(string(parts[2]))
 	return c, nil
 }
 
-// parseSh reads the output of capture.sh: the working directory and a newline, and NAME=VALUE for
+// ParseSh reads the output of sh: the working directory and a newline, and NAME=VALUE for
 // each variable; a NUL ends each.
-func parseSh(data []byte) (capture, error) {
+func ParseSh(data []byte) (State, error) {
 	cwd, rest, ok := bytes.Cut(data, []byte{0})
 	if !ok {
-		return capture{}, errCapture
+		return State{}, ErrMalformed
 	}
-	var c capture
+	var c State
 	var err error
-	if c.cwd, err = parseCwd(cwd); err != nil {
-		return capture{}, err
+	if c.Cwd, err = parseCwd(cwd); err != nil {
+		return State{}, err
 	}
 	for len(rest) > 0 {
 		var entry []byte
 		if entry, rest, ok = bytes.Cut(rest, []byte{0}); !ok {
-			return capture{}, errCapture // truncated
+			return State{}, ErrMalformed // truncated
 		}
-		if name, _, ok := strings.Cut(string(entry), "="); ok && carries(name) {
-			c.vars = append(c.vars, string(entry))
+		if name, _, ok := strings.Cut(string(entry), "="); ok && Carries(name) {
+			c.Vars = append(c.Vars, string(entry))
 		}
 	}
 	return c, nil
@@ -63,7 +66,7 @@ func parseSh(data []byte) (capture, error) {
 func parseCwd(line []byte) (string, error) {
 	cwd, ok := bytes.CutSuffix(line, []byte("\n"))
 	if !ok || len(cwd) == 0 || cwd[0] != '/' || len(cwd) > files.MaxPath {
-		return "", errCapture
+		return "", ErrMalformed
 	}
 	return string(cwd), nil
 }
@@ -80,15 +83,15 @@ func parseExports(text string) ([]string, error) {
 	for text != "" {
 		rest, ok := strings.CutPrefix(text, "declare -")
 		if !ok {
-			return nil, errCapture
+			return nil, ErrMalformed
 		}
 		flags, rest, ok := strings.Cut(rest, " ")
 		if !ok {
-			return nil, errCapture
+			return nil, ErrMalformed
 		}
 		end := strings.IndexAny(rest, "=\n")
 		if end < 0 {
-			return nil, errCapture
+			return nil, ErrMalformed
 		}
 		name := rest[:end]
 		if rest[end] == '\n' {
@@ -99,7 +102,7 @@ func parseExports(text string) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		if carries(name) && !strings.ContainsAny(flags, "aA") {
+		if Carries(name) && !strings.ContainsAny(flags, "aA") {
 			vars = append(vars, name+"="+value)
 		}
 		text = after
@@ -127,7 +130,7 @@ func unquote(s string) (value, after string, err error) {
 			return "", "", err
 		}
 	}
-	return "", "", errCapture
+	return "", "", ErrMalformed
 }
 
 // unquoteDouble reads from the byte after the opening quote, and returns the position of the text
@@ -139,12 +142,12 @@ func unquoteDouble(b *strings.Builder, s string, i int) (int, error) {
 			return i + 1, nil
 		case '\\':
 			if i++; i == len(s) {
-				return 0, errCapture
+				return 0, ErrMalformed
 			}
 		}
 		b.WriteByte(s[i])
 	}
-	return 0, errCapture
+	return 0, ErrMalformed
 }
 
 // ansiEscapes are the letters of the escapes that bash writes besides octal escapes, and ansiBytes
@@ -161,7 +164,7 @@ func unquoteANSI(b *strings.Builder, s string, i int) (int, error) {
 			return i + 1, nil
 		case '\\':
 			if i++; i == len(s) {
-				return 0, errCapture
+				return 0, ErrMalformed
 			}
 			if s[i] >= '0' && s[i] <= '7' {
 				v, n := 0, 0
@@ -169,7 +172,7 @@ func unquoteANSI(b *strings.Builder, s string, i int) (int, error) {
 					v = v*8 + int(s[i+n]-'0')
 				}
 				if v == 0 || v > 255 {
-					return 0, errCapture
+					return 0, ErrMalformed
 				}
 				b.WriteByte(byte(v))
 				i += n - 1
@@ -177,14 +180,14 @@ func unquoteANSI(b *strings.Builder, s string, i int) (int, error) {
 			}
 			k := strings.IndexByte(ansiEscapes, s[i])
 			if k < 0 {
-				return 0, errCapture
+				return 0, ErrMalformed
 			}
 			b.WriteByte(ansiBytes[k])
 		default:
 			b.WriteByte(s[i])
 		}
 	}
-	return 0, errCapture
+	return 0, ErrMalformed
 }
 
 // parseFunctions reads the output of bash's "export -fp": for each function its definition, from a
@@ -206,9 +209,9 @@ func parseFunctions(text string) []string {
 	return funs
 }
 
-// carries reports whether a variable is carried to the next step: its name must be a valid shell
+// Carries reports whether a variable is carried to the next step: its name must be a valid shell
 // name (POSIX.1-2017, 3.235), and not a name that each shell sets for itself.
-func carries(name string) bool {
+func Carries(name string) bool {
 	for i, c := range []byte(name) {
 		digit := c >= '0' && c <= '9'
 		if !(c == '_' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || digit && i > 0) {
