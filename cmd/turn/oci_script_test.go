@@ -5,14 +5,11 @@ import (
 	"bytes"
 	"context"
 	"io"
-	"io/fs"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 
-	"github.com/erofs/go-erofs"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -116,41 +113,20 @@ func tarLayer(ts *testscript.TestScript, fill func(*tar.Writer)) v1.Layer {
 
 // smallRoot returns a layer with bash, some programs and their libraries.
 func smallRoot(ts *testscript.TestScript, image string) v1.Layer {
-	f, err := os.Open(image)
-	ts.Check(err)
-	defer func() { _ = f.Close() }()
-	fsys, err := erofs.Open(f)
-	ts.Check(err)
-	var names []string
-	for _, pattern := range []string{"bin", "lib", "lib64", "usr/bin/bash", "usr/bin/sh",
+	files, err := ocitest.Copies(image, "bin", "lib", "lib64", "usr/bin/bash", "usr/bin/sh",
 		"usr/bin/dash", "usr/bin/cat", "usr/bin/id", "usr/bin/ls", "usr/bin/mkdir", "usr/bin/rm",
 		"usr/bin/chmod", "usr/bin/dirname",
 		"usr/lib64/ld-linux-*", "usr/lib/x86_64-linux-gnu/ld-linux-*",
 		"usr/lib/x86_64-linux-gnu/libc.so.*", "usr/lib/x86_64-linux-gnu/libtinfo.so.*",
 		"usr/lib/x86_64-linux-gnu/libselinux.so.*", "usr/lib/x86_64-linux-gnu/libpcre2-8.so.*",
-		"usr/lib/x86_64-linux-gnu/libdl.so.*"} {
-		found, err := fs.Glob(fsys, pattern)
-		ts.Check(err)
-		names = append(names, found...)
-	}
+		"usr/lib/x86_64-linux-gnu/libdl.so.*")
+	ts.Check(err)
 	return tarLayer(ts, func(w *tar.Writer) {
-		for _, n := range names {
-			info, err := fs.Lstat(fsys, n)
+		for _, f := range files {
+			f.Size = int64(len(f.Content))
+			ts.Check(w.WriteHeader(&f.Header))
+			_, err := io.WriteString(w, f.Content)
 			ts.Check(err)
-			h := &tar.Header{Name: n, Typeflag: tar.TypeReg, Mode: int64(info.Mode().Perm()),
-				Size: info.Size()}
-			if info.Mode().Type() == fs.ModeSymlink {
-				h.Typeflag, h.Size = tar.TypeSymlink, 0
-				h.Linkname, err = fs.ReadLink(fsys, n)
-				ts.Check(err)
-			}
-			ts.Check(w.WriteHeader(h))
-			if h.Size > 0 {
-				content, err := fs.ReadFile(fsys, n)
-				ts.Check(err)
-				_, err = w.Write(content)
-				ts.Check(err)
-			}
 		}
 	})
 }

@@ -61,6 +61,7 @@ var starts = map[string][]string{
 	"client":                  {"cmd/turn", "cmd/turn-server"},
 	"examples":                {"cmd/turn"},
 	"packaging/image":         {"cmd/turn", "cmd/turn-server", "cmd/turn-operator"},
+	"internal/engine/cuttest": {"internal/engine/cuttest/internal/perform"},
 	"internal/bench":          {"cmd/turn", "internal/driver/gvisor", "internal/driver/qemu", "internal/server/node/warm"},
 	"internal/bench/corpus":   {"cmd/turn"},
 	"internal/kube/bench":     {"cmd/turn", "cmd/turn-server", "cmd/turn-operator"},

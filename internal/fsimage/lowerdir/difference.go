@@ -291,19 +291,9 @@ func (d *difference) node(path string, e *tree.Entry) (*node, error) {
 		if n.stat.Xattrs == nil {
 			n.stat.Xattrs = make(map[string]string, len(e.Xattrs))
 		}
-		n.stat.Xattrs[imageXattr(x.Name)] = string(x.Value)
+		n.stat.Xattrs[tar2erofs.WriterXattr(x.Name)] = string(x.Value)
 	}
 	return n, nil
-}
-
-// imageXattr returns the name that the image's writer expects instead of name. In the format an
-// access control list is a number without a name, and the writer expects a prefix without a suffix
-// for it.
-func imageXattr(name string) string {
-	if name == "system.posix_acl_access" || name == "system.posix_acl_default" {
-		return name + "."
-	}
-	return name
 }
 
 func (n *node) setType(path string, e *tree.Entry) error {

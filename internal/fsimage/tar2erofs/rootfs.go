@@ -325,7 +325,7 @@ func (w *Writer) attributes(e *entry, hdr *tar.Header) error {
 		if total += len(attr) + len(value); len(attr) > 255 || total > maxXattrs {
 			return errors.New("its extended attributes are too long")
 		}
-		if err := w.fsys.Setxattr(name, attr, value); err != nil {
+		if err := w.fsys.Setxattr(name, WriterXattr(attr), value); err != nil {
 			return err
 		}
 	}
@@ -333,10 +333,25 @@ func (w *Writer) attributes(e *entry, hdr *tar.Header) error {
 }
 
 // keptXattr reports whether an attribute belongs to the content of a tree. Other attributes, such
-// as security.selinux, belong to the building host.
+// as security.selinux, belong to the building host. Without its access control list a file's group
+// would have the permissions of the list's mask.
 func keptXattr(name string) bool {
-	return name == "security.capability" || strings.HasPrefix(name, "user.") &&
+	return name == "security.capability" || isACL(name) || strings.HasPrefix(name, "user.") &&
 		len(name) > len("user.")
+}
+
+func isACL(name string) bool {
+	return name == "system.posix_acl_access" || name == "system.posix_acl_default"
+}
+
+// WriterXattr returns the name of an attribute that the writer of images expects. In the format an
+// access control list is a number without a name, and the writer expects a prefix without a suffix
+// for it.
+func WriterXattr(name string) string {
+	if isACL(name) {
+		return name + "."
+	}
+	return name
 }
 
 // fileMode converts the bits that Chmod takes.

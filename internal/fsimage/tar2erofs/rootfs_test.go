@@ -91,6 +91,11 @@ func everything() []file {
 				"SCHILY.xattr.security.selinux":    "the host's",
 			}
 		}),
+		with(entryOf(tar.TypeReg, "./bin/shared", 0o764), func(f *file) { // u::7,u:1000:6,g::0,m::6,o::4
+			f.PAXRecords = map[string]string{"SCHILY.xattr.system.posix_acl_access": "\x02\x00\x00\x00" +
+				"\x01\x00\x07\x00\xff\xff\xff\xff\x02\x00\x06\x00\xe8\x03\x00\x00\x04\x00\x00\x00\xff\xff\xff\xff" +
+				"\x10\x00\x06\x00\xff\xff\xff\xff\x20\x00\x04\x00\xff\xff\xff\xff"}
+		}),
 		with(entryOf(tar.TypeLink, "./bin/ping6", 0o755), func(f *file) {
 			f.Linkname = "./bin/ping"
 		}),
@@ -291,8 +296,14 @@ func seeLibrary(img fs.FS, path string) (seen, error) {
 	s := seen{uid: st.UID, gid: st.GID, nlink: uint32(st.Nlink),
 		ino: uint64(st.Ino), size: fi.Size(),
 		mtime: time.Unix(int64(st.Mtime), int64(st.MtimeNs)), mode: uint32(fi.Mode().Perm())}
-	if len(st.Xattrs) > 0 {
-		s.xattrs = st.Xattrs
+	for name, value := range st.Xattrs {
+		if s.xattrs == nil {
+			s.xattrs = map[string]string{}
+		}
+		if isACL(strings.TrimSuffix(name, ".")) { // the library's name
+			name = strings.TrimSuffix(name, ".")
+		}
+		s.xattrs[name] = value
 	}
 	switch fi.Mode().Type() {
 	case 0:

@@ -6,13 +6,16 @@ import (
 	"bytes"
 	"compress/gzip"
 	"io"
+	"io/fs"
 	"log"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/erofs/go-erofs"
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -216,6 +219,47 @@ func Symlink(name, target string) Entry {
 // Link is a hard link.
 func Link(name, target string) Entry {
 	return Entry{tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: target}, ""}
+}
+
+// Copies returns the files and links of an EROFS image whose names match the patterns, such as a
+// template's programs and their libraries.
+func Copies(image string, patterns ...string) (all []Entry, err error) {
+	f, err := os.Open(image)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	fsys, err := erofs.Open(f)
+	if err != nil {
+		return nil, err
+	}
+	for _, pattern := range patterns {
+		names, err := fs.Glob(fsys, pattern)
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range names {
+			e, err := copyOf(fsys, name)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, e)
+		}
+	}
+	return all, nil
+}
+
+func copyOf(fsys fs.FS, name string) (Entry, error) {
+	info, err := fs.Lstat(fsys, name)
+	if err != nil {
+		return Entry{}, err
+	}
+	if info.Mode().Type() == fs.ModeSymlink {
+		target, err := fs.ReadLink(fsys, name)
+		return Symlink(name, target), err
+	}
+	content, err := fs.ReadFile(fsys, name)
+	return Entry{tar.Header{Name: name, Mode: int64(info.Mode().Perm())}, string(content)}, err
 }
 
 // Gzip compresses b.
