@@ -124,7 +124,7 @@ func (s *settings) again(ctx context.Context) ([][]part, error) {
 		soak.env = append(soak.env, "TURN_SOAK_FOR=5m")
 		race = append(append(race, full...), soak, part{name: "staticcheck", argv: []string{"scripts/staticcheck"}},
 			part{name: "clients built", argv: []string{"scripts/cross", "--build"}},
-			part{name: "verifiers", argv: []string{"scripts/test-suites", "evidence"}, env: []string{"TURN_TEST_FULL=1"}})
+			part{name: "full suites", argv: []string{"scripts/test-suites", "evidence", "e2b"}, env: []string{"TURN_TEST_FULL=1"}})
 		releases := s.shim("shim, earlier containerds", "-run", "^TestReleases$", "./testbed")
 		releases.env = append(releases.env, "TURN_TEST_FULL=1")
 		others = append(others, releases)
