@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -194,9 +195,13 @@ func TestLargeHole(t *testing.T) {
 	writeSparse(t, src, size, append(at, size-1)...)
 	sent := &counting{}
 	r, w := io.Pipe()
-	go func() { _ = w.CloseWithError(Pack(t.Context(), io.MultiWriter(w, sent), src, "")) }()
+	var packing sync.WaitGroup
+	packing.Go(func() { _ = w.CloseWithError(Pack(t.Context(), io.MultiWriter(w, sent), src, "")) })
 	dir := t.TempDir()
-	if err := Unpack(t.Context(), r, dir, Any(), Limits{Bytes: 1 << 20, Holes: size}); err != nil {
+	err := Unpack(t.Context(), r, dir, Any(), Limits{Bytes: 1 << 20, Holes: size})
+	_ = r.Close() // what follows the end is not read
+	packing.Wait()
+	if err != nil {
 		t.Fatal(err)
 	}
 	to := filepath.Join(dir, "f")
