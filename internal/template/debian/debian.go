@@ -272,8 +272,10 @@ func reachable(dir string) bool {
 	}
 }
 
-// stopGrace bounds the time that mmdebstrap may take to remove its files after the signal to end.
-const stopGrace = 20 * time.Second
+// stopGrace bounds the time that mmdebstrap may take to remove its files after the signal to end. A
+// busy machine needs more than 20 seconds for them, and what stays belongs to subordinate users, whose
+// files an ordinary user cannot remove.
+const stopGrace = 2 * time.Minute
 
 // start starts mmdebstrap. wait returns when it has ended; stop signals it to end, and kills it if
 // it does not. Both may be called many times.
