@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"path"
@@ -229,7 +230,17 @@ func TestHardLinks(t *testing.T) {
 // Upper directories that a sandbox's overlay, with its mount options, never produces.
 func TestRefused(t *testing.T) {
 	w := treetest.NewStore()
-	ref := build(t, w, files(map[string]string{"/a": "1"}))
+	ref := build(t, w, files(map[string]string{"/a": "1", "/p/q/r/f": "2"}))
+	// renamed has a directory for each of paths, which says that it was renamed from there.
+	renamed := func(paths ...string) *treetest.Node {
+		m := files(nil)
+		for i, from := range paths {
+			n := files(nil)
+			n.AddXattr("trusted.overlay.redirect", from)
+			m.Set(fmt.Sprint("n", i), n)
+		}
+		return m
+	}
 	deep := files(nil)
 	for d, i := deep, 0; i < 5000; i++ {
 		n := files(nil)
@@ -251,8 +262,15 @@ func TestRefused(t *testing.T) {
 		opts  layer.Options
 		kind  turnstone.Kind
 	}{
-		"redirect": {upper: with("trusted.overlay.redirect"), kind: turnstone.KindInvalid},
-		"metacopy": {upper: with("trusted.overlay.metacopy"), kind: turnstone.KindInvalid},
+		"redirect":        {upper: with("trusted.overlay.redirect"), kind: turnstone.KindInvalid},
+		"metacopy":        {upper: with("trusted.overlay.metacopy"), kind: turnstone.KindInvalid},
+		"renamed twice":   {upper: renamed("/p", "/p"), kind: turnstone.KindIntegrity},
+		"renamed by name": {upper: renamed("p", "/p"), kind: turnstone.KindIntegrity},
+		"renamed whole":   {upper: renamed("/"), kind: turnstone.KindIntegrity},
+		"renamed above":   {upper: renamed("/p/../p"), kind: turnstone.KindIntegrity},
+		"renamed dots":    {upper: renamed(".."), kind: turnstone.KindIntegrity},
+		"renamed in each other": {upper: renamed("/p", "/p/q", "/p/q/r"),
+			opts: layer.Options{MaxEntries: 6}, kind: turnstone.KindExhausted},
 		"a file": {upper: files(map[string]string{"f": ""}).At("f"),
 			kind: turnstone.KindIntegrity},
 		"slash":     {upper: odd("a/b"), kind: turnstone.KindIntegrity},

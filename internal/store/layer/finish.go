@@ -122,6 +122,10 @@ func (a *applier) both(old *tree.Entry, it *item) (olds tree.Directory, news []i
 		return olds, it.dir.items, nil
 	}
 	now, err := tree.GetDirectory(a.ctx, a.w, it.entry.Tree)
+	// Directories above each other may say that they were renamed, and each have all that is below.
+	if a.entries += len(now); a.entries > a.opts.MaxEntries {
+		return nil, nil, exhausted(it.entry.Name, "more than %d changed files", a.opts.MaxEntries)
+	}
 	news = make([]item, len(now))
 	for i := range now {
 		news[i].entry = now[i]

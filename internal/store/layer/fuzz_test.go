@@ -41,7 +41,11 @@ func FuzzApply(f *testing.F) {
 			}
 			for i, name := range names {
 				if in[3]>>(i%8)&1 == 1 && in[5]%3 == 0 {
-					n.AddXattr(name, "y")
+					value := "y"
+					if name == "trusted.overlay.redirect" {
+						value = []string{"a", "b", "/a", "/a/a", "/b", "/c", "/", "/a/.."}[in[4]%8]
+					}
+					n.AddXattr(name, value)
 				}
 			}
 			d := dirs[int(in[0])%len(dirs)]

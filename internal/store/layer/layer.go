@@ -75,7 +75,7 @@ func Apply(ctx context.Context, w tree.Writer, parent turnstone.TreeRef, upper t
 	}
 	g, walking := errgroup.WithContext(ctx)
 	a := &applier{ctx: walking, w: w, opts: opts, links: newLinks(root.Links), root: &root.Entry,
-		files: make(chan *content, 4*opts.Parallel), linked: map[uint64]*content{}}
+		files: make(chan *content, 4*opts.Parallel), linked: map[uint64]*content{}, moved: map[string]bool{}}
 	var plan *directory
 	g.Go(func() (err error) {
 		defer close(a.files)

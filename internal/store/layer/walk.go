@@ -38,6 +38,7 @@ type applier struct {
 
 	entries int
 	meta    int64
+	moved   map[string]bool // directories of the parent that were renamed
 
 	// relinked contains the paths whose links have changed; true after they were counted.
 	relinked map[string]bool
@@ -265,10 +266,15 @@ func (a *applier) place(d *directory, p *place, name string, base *tree.Entry, w
 		return at, nil
 	}
 	var err error
-	if at.base, at.from, err = a.redirected(d, p, what.redirect); err == nil && at.base != nil {
-		at.move = a.links.move(at.from, at.path)
+	if at.base, at.from, err = a.redirected(d, p, what.redirect); err != nil || at.base == nil {
+		return at, err
 	}
-	return at, err
+	if a.moved[at.from] { // which would be many copies of a large directory, for one entry each
+		return at, integrity(at.path, "the second directory that was renamed from %.100q", at.from)
+	}
+	a.moved[at.from] = true
+	at.move = a.links.move(at.from, at.path)
+	return at, nil
 }
 
 // redirected returns the parent's directory that a directory of d was before its rename: redirect is
