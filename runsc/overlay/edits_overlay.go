@@ -104,14 +104,15 @@ var overlayEdits = []edit{
 		}
 `, `		fs.links.join(old, 2)
 `),
-	{"links: renamed to itself", "pkg/sentry/fsimpl/overlay/filesystem.go",
-		`	if oldParent == newParent && oldName == newName {
-		return nil
-	}
-`, `	if oldParent == newParent && oldName == newName || replaced != nil && renamed.isSameFile(replaced) {
-		return nil
-	}
-`},
+	insert("links: renamed to itself", "pkg/sentry/fsimpl/overlay/filesystem.go",
+		`	if replaced != nil {
+		if opts.Flags&linux.RENAME_NOREPLACE != 0 {
+			return linuxerr.EEXIST
+		}
+`, `		if renamed == replaced || renamed.isSameFile(replaced) {
+			return nil
+		}
+`),
 	insert("links: replaced", "pkg/sentry/fsimpl/overlay/filesystem.go",
 		`	toDecRef = vfsObj.CommitRenameReplaceDentry(ctx, &handle, &renamed.vfsd, replacedVFSD)
 `, `	if replaced != nil {

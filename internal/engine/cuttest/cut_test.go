@@ -10,13 +10,14 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
+	"turnstone.dev/turnstone/internal/testsize"
 )
 
 // holds has the kinds of operations that give the same on each substrate, cut into turns or not, and
 // the same as on the host. docs/context.md has the others.
 var holds = map[string][]kind{
-	"gvisor": {plainFiles, times, holes, hardLinks, movedDirs, noMoves, exchanges, specials, xattrs, lists, caps,
-		descriptors, users},
+	"gvisor": {plainFiles, times, holes, hardLinks, movedDirs, noMoves, noDirMoves, exchanges, specials, xattrs, lists,
+		caps, descriptors, users},
 	"qemu": {plainFiles, times, holes, punched, hardLinks, movedDirs, noMoves, noDirMoves, setIDs, exchanges, specials, xattrs,
 		caps, descriptors, users},
 }
@@ -247,7 +248,9 @@ func TestCuts(t *testing.T) {
 			for _, k := range everyKind {
 				kinds[k] = w.supports(k)
 			}
-			w.check(random(t, *firstSeed, 150, kinds), c.how)
+			for round := range testsize.Of(1, 3) {
+				w.check(random(t, *firstSeed+uint64(round), testsize.Of(150, 250), kinds), c.how)
+			}
 		})
 	}
 }
