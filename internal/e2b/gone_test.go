@@ -16,7 +16,7 @@ import (
 
 var errLost = turnstone.Errorf("test", turnstone.KindUnavailable, "the sandbox", "does not answer")
 
-// lose ends all connections to the agent. refuse is asked about new ones; nil: nobody is.
+// lose ends all connections to the agent. refuse decides about new connections; nil: all are accepted.
 func (g *world) lose(refuse func(id string) error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -74,8 +74,8 @@ func (d *Disks) freeze(ctx context.Context) error {
 	return nil
 }
 
-// complete gives the upper directory what only the overlay knows: see package hardlinks. No process
-// may write to the disks.
+// complete adds the names that only the overlay knows to the upper directory: see package hardlinks.
+// No process may write to the disks.
 func (d *Disks) complete(ctx context.Context) error {
 	const flags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	index, err := unix.Openat(d.fds[0], filepath.Join(d.Work, "index"), flags, 0)

@@ -1,9 +1,8 @@
 // Package hardlinks completes the hard links of an overlay's upper directory.
 //
 // An overlay with an index (index=on, Documentation/filesystems/overlayfs.rst) copies a file with
-// several names once, and its other names are the copy too. But the upper directory has only the
-// names that something has used since. What reads the upper directory alone, as the host does, needs
-// all of them.
+// several names once, and all of its names become names of the copy. But the upper directory has only
+// the names that were used since. The host reads the upper directory alone, and needs all names.
 package hardlinks
 
 import (
