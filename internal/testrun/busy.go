@@ -128,23 +128,23 @@ func (s *settings) busy(ctx context.Context, r *runner, units []unit, n int) (bo
 	defer func() { _ = os.RemoveAll(dir) }()
 	defer makeBusy(dir)()
 	failed := map[string]bool{}
-	for round := 1; ctx.Err() == nil; round++ {
+	for ctx.Err() == nil {
 		left := slices.DeleteFunc(t.missing(units, n), func(u unit) bool { return failed[u.String()] })
 		if len(left) == 0 {
 			break
 		}
-		r.print(fmt.Sprintf("== busy, round %d: %d of %d have passed less than %d times", round, len(left), len(units), n))
-		times := batch
-		for _, u := range left {
-			times = min(times, n-t.Passed[u.String()])
-		}
-		r.run(ctx, [][]part{s.round(left, times, func(name string, times int, tests []string) error {
+		r.print(fmt.Sprintf("== busy: %d of %d have passed less than %d times", len(left), len(units), n))
+		var mu sync.Mutex
+		missing := func(u unit) int { return n - t.Passed[u.String()] }
+		r.run(ctx, 1, s.rounds(left, missing, func(name string, times int, tests []string) error {
 			if ctx.Err() != nil { // stopped in the middle
 				return nil
 			}
+			mu.Lock()
+			defer mu.Unlock()
 			failed[name] = failed[name] || len(tests) > 0
 			return t.note(name, times, tests)
-		})})
+		})...)
 	}
 	r.print(t.report(units, n))
 	return len(t.missing(units, n)) == 0, ctx.Err()
@@ -166,42 +166,46 @@ func (s *settings) units(names []string) (all []unit) {
 	return all
 }
 
-// batch is how often a round runs the tests of a package that is not among the longest ones, because linking
+// batch is how often a part runs the tests of a package that is not among the longest ones, because linking
 // them takes longer than most of them.
 const batch = 5
 
-// round runs the units so many times, those of the longest packages once: those that are some tests of a package one
-// after another, then packages.
-func (s *settings) round(units []unit, times int, ended func(name string, times int, failed []string) error) (parts []part) {
-	var long, whole []string
+// rounds are the lists in which each unit runs as often as is missing: those that are some tests of a package, the
+// longest packages, and the others. A part of the longest runs each once, so that little is lost by a stop.
+func (s *settings) rounds(units []unit, missing func(unit) int, ended func(name string, times int, failed []string) error) [][]part {
+	var some []part
+	var long, others []unit
 	for _, u := range units {
-		slow := slices.Contains(longest, u.pkg) || kube(u.pkg)
 		switch {
 		case u.tests != "":
-			k := times
-			if slow {
-				k = 1
-			}
-			p := s.goTest("busy "+u.pkg, []string{u.pkg}, "-count="+strconv.Itoa(k), "-run", u.tests)
+			k := missing(u)
+			p := s.goTest("busy "+u.pkg, []string{u.pkg}, "-count="+strconv.Itoa(k), "-run", u.tests, "-timeout=3h")
 			p.ended = func(_ string, failed []string) error { return ended(u.String(), k, failed) }
-			parts = append(parts, p)
-		case slow:
-			long = append(long, u.pkg)
+			some = append(some, p)
+		case slices.Contains(longest, u.pkg) || kube(u.pkg):
+			long = append(long, u)
 		default:
-			whole = append(whole, u.pkg)
+			others = append(others, u)
 		}
 	}
-	add := func(packages []string, times int) {
-		if len(packages) == 0 {
-			return
+	repeated := func(name string, units []unit, times int) (parts []part) {
+		for done := 0; ; done += times {
+			var packages []string
+			for _, u := range units {
+				if missing(u) > done {
+					packages = append(packages, u.pkg)
+				}
+			}
+			if len(packages) == 0 {
+				return parts
+			}
+			p := s.goTest(name, packages, "-count="+strconv.Itoa(times), "-p", "2", "-timeout=3h")
+			p.env = append(p.env, "TURN_TEST_BROWSER=1")
+			p.ended = func(name string, failed []string) error { return ended(name, times, failed) }
+			parts = append(parts, p)
 		}
-		p := s.goTest("busy packages", packages, "-count="+strconv.Itoa(times), "-p", "2", "-timeout=3h")
-		p.ended = func(name string, failed []string) error { return ended(name, times, failed) }
-		parts = append(parts, p)
 	}
-	add(whole, times)
-	add(long, 1)
-	return parts
+	return [][]part{some, repeated("busy, long", long, 1), repeated("busy packages", others, batch)}
 }
 
 func (t *tally) report(units []unit, n int) string {

@@ -47,8 +47,6 @@ type settings struct {
 	full   bool   // sweeps to their end, and packages that no change reaches
 	base   string // the commit whose difference to the files is the change
 	graph  graph
-	// scripts is how many scripts of testscript cmd/turn has.
-	scripts int
 	// programs is the digest of the programs that tests run, which go test does not know as their inputs.
 	programs string
 }
@@ -87,11 +85,6 @@ func run(ctx context.Context, args []string) (bool, error) {
 		"bin/containerd-shim-turnstone-v2"}}).digest(s.root); err != nil {
 		return false, err
 	}
-	texts, err := filepath.Glob(filepath.Join(s.root, "cmd/turn/testdata/[ms]*/*.txtar"))
-	if err != nil {
-		return false, err
-	}
-	s.scripts = len(texts)
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return false, err
@@ -100,20 +93,22 @@ func run(ctx context.Context, args []string) (bool, error) {
 	if f.Arg(0) == "busy" {
 		return s.busy(ctx, r, s.units(f.Args()[1:]), *times)
 	}
-	lanes, err := s.plan(ctx, f.Arg(0))
+	parts, err := s.plan(ctx, f.Arg(0))
 	if err != nil {
 		return false, err
 	}
 	if *list {
-		for i, lane := range lanes {
-			for _, p := range lane {
-				fmt.Printf("lane %d: %-14s %q %q\n", i+1, p.name, p.env, p.argv)
-			}
+		for _, p := range parts {
+			fmt.Printf("%-14s %q %q\n", p.name, p.env, p.argv)
 		}
 		return true, nil
 	}
-	return r.run(ctx, lanes), nil
+	// Each more at a time makes all of them slower, by what waits under load cost.
+	return r.run(ctx, atOnce, parts), nil
 }
+
+// atOnce is how many parts run at a time.
+const atOnce = 2
 
 // recent is the age up to which commits belong to the change that is tested.
 const recent = 4 * time.Hour

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// A part is a command of a run. Parts of a lane run one after another, also after a failed one.
+// A part is a command of a run.
 type part struct {
 	name string
 	argv []string

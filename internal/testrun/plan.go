@@ -21,14 +21,14 @@ const (
 	apart         = "^Test(MachineScript$|Script$|MachineCorpus|Soak$)"
 )
 
-// plan returns the lanes of a target. The parts of a lane run one after another, also after a failed one.
-func (s *settings) plan(ctx context.Context, target string) ([][]part, error) {
+// plan returns the parts of a target, in the order in which they begin.
+func (s *settings) plan(ctx context.Context, target string) ([]part, error) {
 	switch target {
 	case "check":
-		return [][]part{s.checks("./...")}, nil
+		return s.checks("./..."), nil
 	case "short":
 		all := append(s.tested(), s.kubernetes()...)
-		return [][]part{{s.goTest("short", all, "-short", "-p", strconv.Itoa(2*s.cpus))}}, nil
+		return []part{s.goTest("short", all, "-short", "-p", strconv.Itoa(2*s.cpus))}, nil
 	case "test":
 		changed := []string{"./..."}
 		if s.base != "" {
@@ -69,29 +69,32 @@ func folders(names []string) (args []string) {
 }
 
 // test runs every test once. staticcheck, which looks again at all that imports a changed package, looks at the
-// changed packages only; make check looks at all of them.
-func (s *settings) test(changed []string) [][]part {
+// changed packages only; make check looks at all of them. What takes longest begins first; the scripts are in several
+// parts, so that the end of a run is even.
+func (s *settings) test(changed []string) []part {
 	packages := s.goTest("packages", s.tested(), "-p", strconv.Itoa(s.cpus+1), "-skip", apart) // some only wait
 	packages.env = append(packages.env, "TURN_TEST_BROWSER=1")
-	scripts := s.goTest("scripts", []string{"cmd/turn"}, "-parallel", strconv.Itoa(s.cpus+1), "-run", "^Test(Machine)?Script$")
-	scripts.total = s.scripts
-	corpus := s.goTest("corpus", []string{"internal/bench/corpus"}, "-run", "^TestMachineCorpus")
-	soak := s.goTest("soak", []string{"cmd/turn"}, "-run", "^TestSoak$")
 	suites := part{name: "suites", argv: []string{"scripts/test-suites"}, env: []string{"TURN_TEST_BROWSER=1"},
 		inputs: []string{"bin/turn", "bin/turn-server", "bin/runsc", "scripts", "sdk", "docs", "internal/ui/web",
 			"internal/kube", "cmd/turn-operator", "wire/protocol.json", "internal/proof/testdata"}}
-	kube := s.goTest("kubernetes", s.kubernetes(), "-p", "1")
-	// Two lanes: each more makes all of them slower, by what waits under load cost.
-	return [][]part{
-		{packages, corpus, suites},
-		append(s.checks(changed...), kube, s.shim("shim", "./..."), soak, scripts),
+	all := append([]part{packages, suites}, s.checks(changed...)...)
+	all = append(all, s.goTest("kubernetes", s.kubernetes(), "-p", "1"), s.shim("shim", "./..."))
+	for i, names := range []string{"^[r-z]", "^[^r-z]"} {
+		tests := "^" + machineScript + "$/" + names
+		if i == 0 {
+			tests += "|^TestScript$"
+		}
+		all = append(all, s.goTest(fmt.Sprintf("scripts %d", i+1), []string{"cmd/turn"}, "-parallel", strconv.Itoa(s.cpus+1),
+			"-run", tests))
 	}
+	return append(all, s.goTest("corpus", []string{"internal/bench/corpus"}, "-run", "^TestMachineCorpus"),
+		s.goTest("soak", []string{"cmd/turn"}, "-run", "^TestSoak$"))
 }
 
 // again runs tests in other ways: under the race detector, under KVM, on QEMU without it, as an ordinary user, and
 // sweeps to their end. Of a change it runs the tests of the packages that it reaches, and the sweeps of those that it
 // changes.
-func (s *settings) again(ctx context.Context) ([][]part, error) {
+func (s *settings) again(ctx context.Context) ([]part, error) {
 	names, sweeps := s.tested(), s.sweeps()
 	if !s.full {
 		changed, err := s.graph.changed(ctx, s.root, s.base)
@@ -129,7 +132,15 @@ func (s *settings) again(ctx context.Context) ([][]part, error) {
 		releases.env = append(releases.env, "TURN_TEST_FULL=1")
 		others = append(others, releases)
 	}
-	return [][]part{race, others}, nil
+	return alternately(race, others), nil
+}
+
+// alternately returns the parts of both, by turns: what computes runs beside what waits for machines.
+func alternately(a, b []part) (all []part) {
+	for i := range max(len(a), len(b)) {
+		all = append(append(all, a[min(i, len(a)):min(i+1, len(a))]...), b[min(i, len(b)):min(i+1, len(b))]...)
+	}
+	return all
 }
 
 // race runs what runs beside something else, with the race detector.

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -20,15 +22,13 @@ func newSettings(t *testing.T) *settings {
 func TestEachPackageOnce(t *testing.T) {
 	s := newSettings(t)
 	times := map[string]int{}
-	for _, lane := range s.test([]string{"./..."}) {
-		for _, p := range lane {
-			if !p.tests || slices.Contains(p.argv, "-run") {
-				continue
-			}
-			for _, arg := range p.argv {
-				if name, ok := strings.CutPrefix(arg, "./"); ok && p.dir == "" {
-					times[name]++
-				}
+	for _, p := range s.test([]string{"./..."}) {
+		if !p.tests || slices.Contains(p.argv, "-run") {
+			continue
+		}
+		for _, arg := range p.argv {
+			if name, ok := strings.CutPrefix(arg, "./"); ok && p.dir == "" {
+				times[name]++
 			}
 		}
 	}
@@ -39,19 +39,46 @@ func TestEachPackageOnce(t *testing.T) {
 	}
 }
 
+// TestEachScriptOnce: every script is in one part of make test.
+func TestEachScriptOnce(t *testing.T) {
+	s := newSettings(t)
+	var patterns []string
+	for _, p := range s.test(nil) {
+		if i := slices.Index(p.argv, "-run"); i >= 0 {
+			patterns = append(patterns, strings.Split(p.argv[i+1], "|")...)
+		}
+	}
+	for folder, test := range map[string]string{"machine": machineScript, "script": "TestScript"} {
+		paths, err := filepath.Glob("../../cmd/turn/testdata/" + folder + "/*.txtar")
+		if err != nil || len(paths) == 0 {
+			t.Fatal(paths, err)
+		}
+		for _, path := range paths {
+			name, times := strings.TrimSuffix(filepath.Base(path), ".txtar"), 0
+			for _, pattern := range patterns {
+				of, names, _ := strings.Cut(pattern, "/")
+				if regexp.MustCompile(of).MatchString(test) && regexp.MustCompile(names).MatchString(name) {
+					times++
+				}
+			}
+			if times != 1 {
+				t.Errorf("%s/%s runs %d times: %q", folder, name, times, patterns)
+			}
+		}
+	}
+}
+
 // TestAgain: a full run has every way, and a run of a change in a package that only the command line uses has only
 // what reaches it.
 func TestAgain(t *testing.T) {
 	s := newSettings(t)
-	lanes, err := s.again(t.Context())
+	parts, err := s.again(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	var all []string
-	for _, lane := range lanes {
-		for _, p := range lane {
-			all = append(all, p.name)
-		}
+	for _, p := range parts {
+		all = append(all, p.name)
 	}
 	for _, want := range []string{"race", "race of goroutines 1", "sweeps", "full cmd/turn", "full internal/bench/corpus", "soak", "kvm internal/driver/qemu", "qemu cmd/turn", "as a user"} {
 		if !slices.Contains(all, want) {

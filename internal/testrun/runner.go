@@ -17,7 +17,7 @@ const progressEvery = 30 * time.Second
 // slowest is how many tests the end of a run lists.
 const slowest = 10
 
-// A runner runs lanes of parts at the same time.
+// A runner runs parts, several at the same time.
 type runner struct {
 	root   string // of the checkout
 	stamps string // folder of what passed
@@ -55,33 +55,37 @@ func (r *runner) watch(p *part, s *suite) {
 	r.watched = append(r.watched, watched{p, s})
 }
 
-// run runs the lanes, and reports whether all parts passed.
-func (r *runner) run(ctx context.Context, lanes [][]part) bool {
+// run runs the parts, so many at a time, each list in its order: a part that failed stops none. It reports whether all
+// passed. Lists run beside each other.
+func (r *runner) run(ctx context.Context, atOnce int, lists ...[]part) bool {
 	r.began = time.Now()
+	r.finished, r.results = 0, nil
 	done := make(chan struct{})
 	var telling, all sync.WaitGroup
-	telling.Go(func() { r.tell(done, count(lanes)) })
-	for _, lane := range lanes {
+	telling.Go(func() { r.tell(done, len(slices.Concat(lists...))) })
+	for _, parts := range lists {
+		next := make(chan *part)
 		all.Go(func() {
-			for i := range lane {
-				if ctx.Err() == nil {
-					r.end(lane[i].run(ctx, r))
-				}
+			defer close(next)
+			for i := range parts {
+				next <- &parts[i]
 			}
 		})
+		for range atOnce {
+			all.Go(func() {
+				for p := range next {
+					if ctx.Err() == nil {
+						r.end(p.run(ctx, r))
+					}
+				}
+			})
+		}
 	}
 	all.Wait()
 	close(done)
 	telling.Wait()
 	r.print(r.report())
 	return ctx.Err() == nil && !slices.ContainsFunc(r.results, func(res result) bool { return res.err != nil })
-}
-
-func count(lanes [][]part) (n int) {
-	for _, lane := range lanes {
-		n += len(lane)
-	}
-	return n
 }
 
 // end notes how a part ended.

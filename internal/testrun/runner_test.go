@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,13 +17,12 @@ func newRunner(t *testing.T) (*runner, *strings.Builder) {
 	return &runner{root: t.TempDir(), stamps: t.TempDir(), out: &out}, &out
 }
 
-// TestLanes: a failed part does not stop the parts after it, the run fails, and the end says what each took.
-func TestLanes(t *testing.T) {
+// TestRun: a failed part does not stop the parts after it, the run fails, and the end says what each took.
+func TestRun(t *testing.T) {
 	r, out := newRunner(t)
-	passed := r.run(t.Context(), [][]part{
-		{{name: "bad", argv: []string{"sh", "-c", "echo oh; exit 3"}}, {name: "after", argv: []string{"sh", "-c", "echo went on"}}},
-		{{name: "beside", argv: []string{"true"}}},
-	})
+	passed := r.run(t.Context(), 1,
+		[]part{{name: "bad", argv: []string{"sh", "-c", "echo oh; exit 3"}}, {name: "after", argv: []string{"sh", "-c", "echo went on"}}},
+		[]part{{name: "beside", argv: []string{"true"}}})
 	text := out.String()
 	for _, want := range []string{"oh\n", "went on\n", "bad", "FAILED: bad: exit status 3", "after", "beside", "slowest tests"} {
 		if !strings.Contains(text, want) {
@@ -31,6 +31,17 @@ func TestLanes(t *testing.T) {
 	}
 	if passed {
 		t.Error("a run with a failed part has passed")
+	}
+}
+
+// TestAtOnce: two parts of a list run at a time, and the third follows the first that ends.
+func TestAtOnce(t *testing.T) {
+	r, out := newRunner(t)
+	awaits := func(own, other string) []string {
+		return []string{"sh", "-c", "touch " + own + "; until [ -e " + other + " ]; do sleep 0.01; done"}
+	}
+	if !r.run(t.Context(), 2, []part{{name: "a", argv: awaits("a", "c")}, {name: "b", argv: awaits("b", "a")}, {name: "c", argv: awaits("c", "b")}}) {
+		t.Error(out)
 	}
 }
 
@@ -49,7 +60,7 @@ func TestInterrupted(t *testing.T) {
 		}
 	}()
 	script := "trap 'touch " + ended + "; exit 1' INT; touch " + begun + "; while :; do sleep 0.1; done"
-	if r.run(ctx, [][]part{{{name: "long", argv: []string{"bash", "-c", script}}, {name: "never", argv: []string{"touch", filepath.Join(r.root, "never")}}}}) {
+	if r.run(ctx, 1, []part{{name: "long", argv: []string{"bash", "-c", script}}, {name: "never", argv: []string{"touch", filepath.Join(r.root, "never")}}}) {
 		t.Error("an interrupted run has passed")
 	}
 	if _, err := os.Stat(ended); err != nil {
@@ -134,5 +145,31 @@ func TestTally(t *testing.T) {
 	}
 	if _, err := openTally(path); err == nil {
 		t.Error("a damaged file is taken as empty")
+	}
+}
+
+// TestRounds: each unit runs as often as is missing, the longest a part at a time, and what is complete does not run.
+func TestRounds(t *testing.T) {
+	missing := map[string]int{"cmd/turn": 2, "internal/store": 1, "wire": 7, "proof": 3, "sandboxes": 0, "wire ^TestX$": 4}
+	var units []unit
+	for _, name := range slices.Sorted(maps.Keys(missing)) {
+		pkg, tests, _ := strings.Cut(name, " ")
+		units = append(units, unit{pkg, tests})
+	}
+	s := &settings{goTool: "go"}
+	lanes := s.rounds(units, func(u unit) int { return missing[u.String()] }, nil)
+	var got []string
+	for _, p := range slices.Concat(lanes...) {
+		var says []string
+		for _, a := range p.argv {
+			if strings.HasPrefix(a, "-count") || strings.HasPrefix(a, "./") {
+				says = append(says, strings.TrimPrefix(a, "-count="))
+			}
+		}
+		got = append(got, strings.Join(says, " "))
+	}
+	want := []string{"4 ./wire", "1 ./cmd/turn ./internal/store", "1 ./cmd/turn", "5 ./proof ./wire", "5 ./wire"}
+	if !slices.Equal(got, want) {
+		t.Errorf("parts %q, want %q", got, want)
 	}
 }
