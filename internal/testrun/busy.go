@@ -18,6 +18,9 @@ import (
 // loops is how many processors' worth of work runs beside the tests of a busy run.
 const loops = 3
 
+// tallyFile is in the checkout: a run may go on on another machine.
+const tallyFile = "internal/testrun/busy.json"
+
 // A tally counts how often units have passed on a busy machine. It is kept in a file, so that a run goes on
 // where the last one was stopped.
 type tally struct {
@@ -54,7 +57,7 @@ func (t *tally) note(name string, times int, failed []string) error {
 		return err
 	}
 	tmp := t.path + ".new"
-	if err := errors.Join(os.MkdirAll(filepath.Dir(t.path), 0o700), os.WriteFile(tmp, text, 0o600)); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(t.path), 0o755), os.WriteFile(tmp, append(text, '\n'), 0o644)); err != nil {
 		return err
 	}
 	return os.Rename(tmp, t.path)
@@ -117,7 +120,7 @@ func write(path string, block []byte) {
 
 // busy runs tests until each unit has passed n times on a busy machine, and reports whether all have.
 func (s *settings) busy(ctx context.Context, r *runner, units []unit, n int) (bool, error) {
-	t, err := openTally(filepath.Join(filepath.Dir(r.stamps), "busy.json"))
+	t, err := openTally(filepath.Join(s.root, tallyFile))
 	if err != nil {
 		return false, err
 	}

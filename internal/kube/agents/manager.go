@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/util/workqueue"
 	sandboxv1 "sigs.k8s.io/agent-sandbox/api/v1beta1"
 	extv1 "sigs.k8s.io/agent-sandbox/extensions/api/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -50,18 +51,25 @@ const (
 	sweepAge   = 5 * time.Minute
 	// lookTime bounds one look at an object.
 	lookTime = 15 * time.Minute
+	// minAgain and maxAgain bound the time until an object is looked at again whose last look failed: it doubles. What
+	// was wrong, such as a registry that did not answer, may be over at any time.
+	minAgain = 5 * time.Millisecond
+	maxAgain = time.Minute
 )
 
 // Add makes a manager serve the objects.
 func Add(m manager.Manager, o *Options) error {
-	skip := true // names of controllers are of one process here, which may have several managers
-	many := controller.Options{MaxConcurrentReconciles: parallel, SkipNameValidation: &skip,
-		NewQueue: steady.NewQueue, ReconciliationTimeout: lookTime}
+	skip := true                        // names of controllers are of one process here, which may have several managers
+	many := func() controller.Options { // with a limiter of its own: it counts by names
+		return controller.Options{MaxConcurrentReconciles: parallel, SkipNameValidation: &skip, NewQueue: steady.NewQueue,
+			ReconciliationTimeout: lookTime,
+			RateLimiter:           workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minAgain, maxAgain)}
+	}
 	meant := builder.WithPredicates(steady.Meant())
 	boxes := &sandboxes{o: o, to: m.GetClient(), live: m.GetAPIReader()}
 	if err := ctrl.NewControllerManagedBy(m).For(&sandboxv1.Sandbox{}, meant).
 		Watches(&extv1.SandboxClaim{}, handler.EnqueueRequestsFromMapFunc(sameName), builder.WithPredicates(goes())).
-		WithOptions(many).Complete(steady.Share(parallel, boxes)); err != nil {
+		WithOptions(many()).Complete(steady.Share(parallel, boxes)); err != nil {
 		return err
 	}
 	of := &claims{o: o, to: m.GetClient()}
@@ -69,13 +77,13 @@ func Add(m manager.Manager, o *Options) error {
 		Owns(&sandboxv1.Sandbox{}, builder.WithPredicates(says())).
 		Watches(&extv1.SandboxWarmPool{}, handler.EnqueueRequestsFromMapFunc(of.waiting), meant).
 		Watches(&extv1.SandboxTemplate{}, handler.EnqueueRequestsFromMapFunc(of.waiting), meant).
-		WithOptions(many).Complete(steady.Calm(of)); err != nil {
+		WithOptions(many()).Complete(steady.Calm(of)); err != nil {
 		return err
 	}
 	some := &pools{o: o, to: m.GetClient(), every: poolEvery}
 	if err := ctrl.NewControllerManagedBy(m).For(&extv1.SandboxWarmPool{}, meant).
 		Watches(&extv1.SandboxTemplate{}, handler.EnqueueRequestsFromMapFunc(some.like), meant).
-		WithOptions(many).Complete(steady.Share(parallel, some)); err != nil {
+		WithOptions(many()).Complete(steady.Share(parallel, some)); err != nil {
 		return err
 	}
 	if from, ok := o.Server.(Reports); ok && o.Follow != nil {

@@ -185,9 +185,13 @@ func (r *sandboxes) follow(ctx context.Context, s *sandboxv1.Sandbox) (time.Dura
 	return r.match(ctx, s, box, m, left)
 }
 
-// newest returns the sandbox of a list that was made last, or nil.
+// newest returns the sandbox of a list that was made last, or nil. One whose creation has failed was never there: its
+// end is no end of the object's, which gets another one.
 func newest(all []*v1.Sandbox) (last *v1.Sandbox) {
 	for _, b := range all {
+		if b.Reason == v1.SandboxReason_SANDBOX_REASON_CREATE_FAILED {
+			continue
+		}
 		if last == nil || b.Created.AsTime().After(last.Created.AsTime()) {
 			last = b
 		}

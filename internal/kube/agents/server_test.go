@@ -30,13 +30,15 @@ type server struct {
 	quota   map[string]int           // sandboxes of a tenant; nil: any
 	noEnd   atomic.Bool              // End is refused
 	holds   map[string]chan struct{} // creations of a tenant wait until it is closed
-	// fails says how the creation for a new key fails; with wait, the sandbox is there and waits for the
-	// repetition of the call. nil: it does not.
+	// fails says how a creation fails; with wait, the sandbox is there and waits for the repetition of the call, which
+	// may fail, too. nil: it does not.
 	fails func(r *v1.CreateSandboxRequest) (wait bool, err error)
 	// answer is what a sandbox answers to Run; nil: it does what is asked.
 	answer func(ctx context.Context, b *box) error
 	// step is called before and after each effect; an error is the caller's answer.
-	step func(what string, after bool) error
+	step  func(what string, after bool) error
+	over  atomic.Bool  // of what tests make fail: the cause has passed
+	lists atomic.Int64 // calls of List
 }
 
 type box struct {
@@ -88,6 +90,11 @@ func (s *server) Create(ctx context.Context, namespace string, r *v1.CreateSandb
 			if b == nil || !proto.Equal(b.request, r) {
 				return api.SpendKey(turnstone.Errorf("test", turnstone.KindInvalid, "the key", "was used"))
 			}
+			if b.State == v1.SandboxState_SANDBOX_STATE_CREATING && s.fails != nil {
+				if _, err := s.fails(r); err != nil {
+					return err
+				}
+			}
 			b.State = v1.SandboxState_SANDBOX_STATE_READY
 			out = proto.Clone(&b.Sandbox).(*v1.Sandbox)
 			return nil
@@ -132,6 +139,7 @@ func (s *server) held(namespace string) (n int) {
 }
 
 func (s *server) List(_ context.Context, namespace, by string) (all []*v1.Sandbox, err error) {
+	s.lists.Add(1)
 	err = s.do("list", func() error {
 		for _, b := range s.boxes {
 			below := strings.HasSuffix(by, "/") && strings.HasPrefix(b.ManagedBy, by)

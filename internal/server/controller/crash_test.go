@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/api"
@@ -158,7 +159,7 @@ func TestAbandoned(t *testing.T) {
 		Tenant: "acme", Node: "a"}
 	made, _, err := w.store.Create(t.Context(), nil, o)
 	must(t, err)
-	w.unmade.Add(made[0], false, nil)
+	w.unmade.Add(made[0], false)
 	w.giveUp(t.Context())
 	if s := w.state(c, o.ID); s.State != v1.SandboxState_SANDBOX_STATE_CREATING {
 		t.Fatalf("it failed too early: %v", s)
@@ -171,31 +172,44 @@ func TestAbandoned(t *testing.T) {
 	}
 }
 
-// TestFailedMeanwhile: a repetition learns why the creation has failed, also if the node has reported
-// the end between both.
-func TestFailedMeanwhile(t *testing.T) {
+// TestUndecided: what a node reports of a creation that failed for now is no end, also not in a list: the repetition of
+// the call makes the sandbox. One that nobody repeats fails.
+func TestUndecided(t *testing.T) {
 	w := newWorld(t, "a")
-	c := w.as(with("acme"))
-	w.nodes[0].hook(nil, func(_ context.Context, method, _ string) error {
-		if method == "CreateSandbox" {
-			return unavailable()
+	c, n := w.as(with("acme")), w.nodes[0]
+	mark := w.create(c, &v1.CreateSandboxRequest{}).Sandbox.SandboxId
+	n.hook(func(_ context.Context, method, id string) error {
+		if method != "CreateSandbox" {
+			return nil
 		}
-		return nil
-	})
-	request := &v1.CreateSandboxRequest{IdempotencyKey: "k", Client: newClient()}
+		failed := &v1.OwnedSandbox{Tenant: "acme", Sandbox: &v1.Sandbox{SandboxId: id, Changed: timestamppb.Now(),
+			State: v1.SandboxState_SANDBOX_STATE_FAILED, Reason: v1.SandboxReason_SANDBOX_REASON_CREATE_FAILED}}
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.tell(evChanged, failed)
+		n.tell(evDeleted, failed)
+		return unavailable()
+	}, nil)
+	read := func(paused bool) {
+		t.Helper()
+		n.mu.Lock()
+		n.set(n.sandboxes[mark], func(s *v1.Sandbox) { s.Paused = paused })
+		n.mu.Unlock()
+		w.eventually("the reports were read", func() bool { return w.state(c, mark).Paused == paused })
+	}
+	request := &v1.CreateSandboxRequest{IdempotencyKey: "k", Name: "box", Client: newClient()}
 	for i := range 3 {
 		_, err := c.sandboxes.CreateSandbox(t.Context(), ask(request))
 		w.fails(err, connect.CodeUnavailable)
-		if i > 0 {
-			continue
-		}
-		list, err := c.sandboxes.ListSandboxes(t.Context(), ask(&v1.ListSandboxesRequest{}))
-		must(t, err)
-		o, err := w.o.Records.Object(t.Context(), "acme", records.Sandbox,
-			list.Msg.Sandboxes[0].SandboxId)
-		must(t, err)
-		_, err = w.change(t.Context(), o, records.Change{Event: records.CreateFailed})
-		must(t, err)
+		read(i%2 == 0)
+		lists := n.asked("WatchNode")
+		n.server.CloseClientConnections()
+		w.eventually("the node has listed again", func() bool { return n.asked("WatchNode") > lists })
+		read(i%2 == 1)
+	}
+	n.hook(nil, nil)
+	if s := w.create(c, request).Sandbox; s.State != v1.SandboxState_SANDBOX_STATE_READY {
+		t.Errorf("the repetition answers %v", s)
 	}
 }
 

@@ -54,7 +54,7 @@ func (c *Controller) create(ctx context.Context, p auth.Principal, n creation) e
 			return err
 		}
 	}
-	last := c.unmade.Remove(made[0])
+	c.unmade.Remove(made[0])
 	if answered(made[0]) {
 		return n.again(ctx, made)
 	}
@@ -65,11 +65,6 @@ func (c *Controller) create(ctx context.Context, p auth.Principal, n creation) e
 		return &api.Status{Code: connect.CodeFailedPrecondition,
 			Err: turnstone.Errorf(n.op, turnstone.KindDead, o.ID,
 				"has not begun: its node was restarted").WithHint("start the turn again")}
-	}
-	if made[0].State.Final() && last != nil && !api.IsUnproven(last) {
-		// The node has reported the end before this repetition, which still wants the reason.
-		c.unmade.Add(made[0], true, last)
-		return last
 	}
 	if made[0].State.Final() {
 		return api.SpendKey(unfit(n.op, made[0].ID, "could not be created: %s", made[0].Reason))
@@ -276,7 +271,7 @@ func (c *Controller) fail(ctx context.Context, n creation, made []records.Object
 	err = asked(err)
 	if n.key != nil && again(err) {
 		for _, o := range made {
-			c.unmade.Add(o, !gone(err), err)
+			c.unmade.Add(o, !gone(err))
 		}
 		return err
 	}

@@ -133,8 +133,11 @@ func (c *Controller) learn(n *node, info *v1.Node) {
 // agree makes the records agree with the list of a node.
 func (c *Controller) agree(ctx context.Context, n *node, l listing, mark records.Mark,
 	pending []string) error {
+	pending = append(pending, c.unmade.Of(n.name)...) // their next call makes them again
 	out, err := c.reconcile(ctx, records.Report{Node: n.name, Mark: mark, Pending: pending,
-		Objects: l.objects})
+		Objects: slices.DeleteFunc(l.objects, func(o records.Object) bool {
+			return c.undecided(ctx, n.name, message.Report{Object: o})
+		})})
 	if err != nil {
 		return err
 	}
@@ -262,6 +265,19 @@ func (c *Controller) isEarly(node string, r message.Report) bool {
 		(r.State == records.Ready || r.State == records.Running) && c.pendings.Has(node, r.ID)
 }
 
+// undecided reports whether a report says that a creation has failed, of a sandbox that a call is making, or whose
+// call failed for now and is awaited again: such as because a registry did not answer. That its node does not have it
+// then is no end: the answer of the call decides, or giveUp.
+func (c *Controller) undecided(ctx context.Context, node string, r message.Report) bool {
+	failed := r.State == records.Failed && r.Reason == string(records.CreateFailed)
+	if r.Kind != records.Sandbox || !failed && (!r.Gone || r.State.Final()) ||
+		!c.pendings.Has(node, r.ID) && !c.unmade.Has(usage.RefOf(r.Object)) {
+		return false
+	}
+	o, err := c.o.Records.Object(ctx, r.Tenant, r.Kind, r.ID)
+	return err == nil && o.State == records.Creating
+}
+
 // A doubt is a report that waits.
 type doubt struct {
 	message.Report
@@ -274,6 +290,7 @@ func (c *Controller) apply(ctx context.Context, node string, all []message.Repor
 	var objects []records.Object
 	for _, r := range all {
 		switch {
+		case c.undecided(ctx, node, r):
 		case r.Kind == records.Sandbox && !c.ledger.Newer(usage.RefOf(r.Object), node, r.At, time.Now()) &&
 			!r.State.Final(): // nothing follows an end
 		case r.Gone:

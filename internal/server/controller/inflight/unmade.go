@@ -21,26 +21,43 @@ type Waiting struct {
 	Object records.Object
 	Told   bool // the caller has the error
 	since  time.Time
-	why    error
 }
 
-// Add notes that a creation of o has failed because of why. told says that the caller knows.
-func (u *Unmade) Add(o records.Object, told bool, why error) {
+// Add notes that a creation of o has failed for now. told says that the caller knows.
+func (u *Unmade) Add(o records.Object, told bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.all == nil {
 		u.all = map[usage.Ref]Waiting{}
 	}
-	u.all[usage.RefOf(o)] = Waiting{Object: o, Told: told, since: time.Now(), why: why}
+	u.all[usage.RefOf(o)] = Waiting{Object: o, Told: told, since: time.Now()}
 }
 
-// Remove removes o, and returns why its last creation has failed; nil: it is not known.
-func (u *Unmade) Remove(o records.Object) (why error) {
+// Remove removes o: its creation is being repeated.
+func (u *Unmade) Remove(o records.Object) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	why = u.all[usage.RefOf(o)].why
 	delete(u.all, usage.RefOf(o))
-	return why
+}
+
+// Has reports whether an object waits for its call's repetition.
+func (u *Unmade) Has(r usage.Ref) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	_, has := u.all[r]
+	return has
+}
+
+// Of returns the IDs of the objects of a node that wait.
+func (u *Unmade) Of(node string) (ids []string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for r, w := range u.all {
+		if w.Object.Node == node {
+			ids = append(ids, r.ID)
+		}
+	}
+	return ids
 }
 
 // Take removes and returns what waits longer than most.
