@@ -43,13 +43,13 @@ func Build(ctx context.Context, dir, module string) (Programs, error) {
 	if _, err := exec.LookPath("go"); err != nil {
 		return Programs{}, err
 	}
-	unlock, err := lock(filepath.Join(dir, "kubetest.lock"))
+	locked, err := lock(filepath.Join(dir, "kubetest.lock"))
 	if err != nil {
 		return Programs{}, err
 	}
-	defer unlock()
+	defer func() { _ = locked.Close() }()
 	for _, name := range []string{"etcd", "kube-apiserver"} {
-		if err := build(ctx, module, packages[name], of(name)); err != nil {
+		if err := build(ctx, locked, module, packages[name], of(name)); err != nil {
 			return Programs{}, err
 		}
 	}
@@ -61,15 +61,16 @@ func built(program string) bool { _, err := os.Stat(program); return err == nil 
 // sharedTags are those of the project's own build, so that what both consist of is compiled once.
 const sharedTags = "-tags=netgo,osusergo"
 
-// build builds a program, unless another process has built it.
-func build(ctx context.Context, module, pkg, program string) error {
+// build builds a program, unless another process has built it. go keeps the lock as long as it runs, also when this
+// process was killed: of what takes minutes nothing is done twice at a time.
+func build(ctx context.Context, locked *os.File, module, pkg, program string) error {
 	if built(program) {
 		return nil
 	}
 	tmp := fmt.Sprintf("%s.%d", program, os.Getpid())
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", sharedTags, "-buildvcs=false", "-ldflags=-s -w",
 		"-o", tmp, pkg)
-	cmd.Dir = module
+	cmd.Dir, cmd.ExtraFiles = module, []*os.File{locked}
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool { return kv == "GOFLAGS" }),
 		"CGO_ENABLED=0", "GOFLAGS=-mod=readonly")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -78,14 +79,15 @@ func build(ctx context.Context, module, pkg, program string) error {
 	return os.Rename(tmp, program)
 }
 
-// lock waits for the lock of a file, so that one process builds at a time.
-func lock(path string) (func(), error) {
+// lock waits for the lock of a file, so that one process builds at a time. Closing the file ends it.
+func lock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
+		_ = f.Close()
 		return nil, err
 	}
-	return func() { _ = f.Close() }, nil
+	return f, nil
 }
