@@ -1,6 +1,7 @@
 package service
 
 import (
+	"math"
 	"time"
 
 	"github.com/containerd/cgroups/v3"
@@ -13,9 +14,23 @@ import (
 	"turnstone.dev/turnstone/shim/guest"
 )
 
+// noLimit is what control groups say of memory without a limit: the largest number, in version 1 that of whole pages
+// below the largest signed one. containerd computes what is left of the limit, and takes 0 for a limit.
+func noLimit(mode cgroups.CGMode) uint64 {
+	if mode == cgroups.Unified {
+		return math.MaxUint64
+	}
+	return math.MaxInt64 &^ (1<<12 - 1)
+}
+
 // metrics returns what a container uses in the form that containerd expects on this host.
-func metrics(s guest.Stats) (*anypb.Any, error) {
-	if cgroups.Mode() == cgroups.Unified {
+func metrics(s guest.Stats) (*anypb.Any, error) { return metricsIn(s, cgroups.Mode()) }
+
+func metricsIn(s guest.Stats, mode cgroups.CGMode) (*anypb.Any, error) {
+	if s.Limit == 0 {
+		s.Limit = noLimit(mode)
+	}
+	if mode == cgroups.Unified {
 		return typeurl.MarshalAnyToProto(&v2.Metrics{
 			CPU:    &v2.CPUStat{UsageUsec: s.CPU / 1000},
 			Memory: &v2.MemoryStat{Usage: s.Memory, UsageLimit: s.Limit},
