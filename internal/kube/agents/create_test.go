@@ -44,7 +44,9 @@ func TestCreationFails(t *testing.T) {
 // TestCausesThatPass: while a sandbox cannot be made, its object is not ready and never Finished, which clients take for
 // the end; when the cause is over it gets one sandbox, without a hand.
 func TestCausesThatPass(t *testing.T) {
-	failed := func(kind turnstone.Kind, what, why string) error { return turnstone.Errorf("test", kind, what, "%s", why) }
+	failed := func(kind turnstone.Kind, what, why string) error {
+		return turnstone.Errorf("test", kind, what, "%s", why)
+	}
 	fails := func(wait bool, err error) func(*server) {
 		return func(s *server) {
 			s.fails = func(*v1.CreateSandboxRequest) (bool, error) {
