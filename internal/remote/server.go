@@ -100,6 +100,23 @@ func (anyNode) Vouch(k key.Public, role key.Role, _ time.Time) (key.Entry, error
 	return key.Entry{Key: k, Role: role}, nil
 }
 
+// Distrusts returns why the statements of a node are not believed, which the server describes, and "" if
+// they are. The error is about this client's own files.
+func (s *Server) Distrusts(ctx context.Context, n *v1.Node) (why string, err error) {
+	k, err := key.Parse(n.GetKey())
+	if err != nil {
+		return "it has no key", nil
+	}
+	pins, err := s.o.Pins(ctx, n.GetName(), n.GetCertificate())
+	if err != nil {
+		return "", err
+	}
+	if _, err := pins.Vouch(k, key.Node, time.Now()); err != nil {
+		return err.Error(), nil
+	}
+	return "", nil
+}
+
 // NewServer returns a server. It connects when it is used. Close it.
 func NewServer(o ServerOptions) *Server {
 	s := &Server{o: o, connect: o.Address.dial}

@@ -72,6 +72,8 @@ type Client struct {
 
 	mu  sync.Mutex
 	all map[string]*tenant // by the namespace, and its use
+
+	fleet fleet
 }
 
 // A tenant is a namespace, for what its token grants.
@@ -193,7 +195,7 @@ func (c *Client) Create(ctx context.Context, namespace string, r *v1.CreateSandb
 		return nil, err
 	}
 	r = proto.Clone(r).(*v1.CreateSandboxRequest)
-	r.IdempotencyKey = c.once("sandbox", r.IdempotencyKey)
+	r.IdempotencyKey, r.AvoidNodes = c.once("sandbox", r.IdempotencyKey), c.untrusted(ctx)
 	a, err := t.server.Sandboxes.CreateSandbox(ctx, connect.NewRequest(r))
 	if err != nil {
 		return nil, err

@@ -287,9 +287,14 @@ func (c Client) token(h *Host) remote.Token {
 }
 
 // pins returns who may sign the statements of nodes: the keys of the host, those that its root
-// certifies, and on this machine the key of this state directory's own node.
+// certifies, and on this machine the key of this state directory's own node. The list is read for each
+// statement, so that a process that stays follows it: h counts for a host that the list does not have.
 func pins(s Store, address remote.Address, name string, h *Host) remote.Pins {
 	return func(ctx context.Context, node string, certificate []byte) (attest.Pins, error) {
+		h, err := s.now(name, h)
+		if err != nil {
+			return nil, err
+		}
 		ring := key.Ring{Dir: s.Dir}
 		trust, err := ring.List()
 		if err != nil {
@@ -312,4 +317,19 @@ func pins(s Store, address remote.Address, name string, h *Host) remote.Pins {
 		}
 		return trust, nil
 	}
+}
+
+// now returns the host with a name as the list has it now, if that is at the same address.
+func (s Store) now(name string, h *Host) (*Host, error) {
+	if name == "" {
+		return h, nil
+	}
+	list, err := s.Load()
+	if err != nil {
+		return nil, err
+	}
+	if o := list.Hosts[name]; o != nil && o.URL == h.URL {
+		return o, nil
+	}
+	return h, nil
 }
