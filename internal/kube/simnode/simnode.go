@@ -31,6 +31,7 @@ type Node struct {
 	mu       sync.Mutex
 	kill     context.CancelFunc // nil: it does not run
 	drains   bool
+	made     int
 	boxes    map[string]*v1.OwnedSandbox
 	watchers map[chan *v1.WatchNodeResponse]bool
 }
@@ -125,6 +126,13 @@ func (n *Node) Has() []string {
 	return slices.Sorted(maps.Keys(n.boxes))
 }
 
+// Made returns how many sandboxes the node has made.
+func (n *Node) Made() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.made
+}
+
 func (n *Node) register(ctx context.Context) error {
 	_, err := n.o.To.RegisterNode(ctx, connect.NewRequest(&v1.RegisterNodeRequest{Node: n.describe(),
 		Address: "unix:" + n.o.Socket}))
@@ -194,6 +202,7 @@ func (n *Node) CreateSandbox(_ context.Context, r *connect.Request[v1.NodeServic
 			x.Sandbox.Expires = timestamppb.New(time.Now().Add(d.AsDuration()))
 		}
 		n.boxes[id] = x
+		n.made++
 		n.tell(v1.WatchEvent_WATCH_EVENT_CHANGED, x)
 	}
 	return connect.NewResponse(&v1.CreateSandboxResponse{Sandbox: proto.Clone(x.Sandbox).(*v1.Sandbox),
