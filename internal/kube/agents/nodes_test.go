@@ -129,7 +129,7 @@ func TestNodes(t *testing.T) {
 	if b := w.boxOf(s); b.SandboxId != third {
 		t.Errorf("a node drains, and the sandbox is replaced by %v before it has ended", b)
 	}
-	w.server.set(time.Second, agents.Node{Name: "n1", Draining: true, Lost: true}, two)
+	w.server.set(2*time.Minute, agents.Node{Name: "n1", Draining: true, Lost: true}, two)
 	w.moved(s, third, "n2")
 
 	fourth := w.boxOf(s).SandboxId

@@ -29,6 +29,10 @@ const (
 // usualAway is how long Kubernetes leaves pods on a node that does not answer.
 const usualAway = 5 * time.Minute
 
+// ended is how long a node is waited for that said that it ends: its program may start again, and what
+// does not run in a pod outlives it.
+const ended = time.Minute
+
 // A loss is why a sandbox is not used any longer.
 type loss struct {
 	reason, why string
@@ -60,11 +64,13 @@ func (r *sandboxes) lossOf(ctx context.Context, s *sandboxv1.Sandbox, b *v1.Sand
 	since := b.NodeLost.AsTime()
 	l := &loss{reason: ReasonNodeLost, why: "node " + b.Node + " of the sandbox " + b.SandboxId + " has not answered since " +
 		since.UTC().Format(time.RFC3339)}
-	if n.Draining {
-		l.why += ", and said before that it ends"
-		return l
-	}
 	away, never := tolerated(&s.Spec.PodTemplate.Spec, r.o.away())
+	if n.Draining { // it was told to end, as a drained node of Kubernetes, which waits for no toleration
+		l.why += ", and said before that it ends"
+		if never = false; away > ended {
+			away = ended
+		}
+	}
 	l.from, l.never = since.Add(away), never
 	return l
 }
