@@ -8,7 +8,6 @@ import (
 	"connectrpc.com/connect"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/cli"
 	"turnstone.dev/turnstone/internal/proof/key"
@@ -50,12 +49,9 @@ type NodesReport struct {
 	Waiting int `json:"waiting"`
 }
 
-// maxNodeText bounds a text of a node: the server chooses it.
-const maxNodeText = 128
-
 func serverNode(n *v1.Node, state string) ServerNode {
-	r := ServerNode{Name: api.Clean(n.GetName(), maxNodeText), State: state,
-		Version: api.Clean(n.GetVersion(), maxNodeText), CPUs: n.GetCapacity().GetCpus(),
+	r := ServerNode{Name: n.GetName(), State: state,
+		Version: n.GetVersion(), CPUs: n.GetCapacity().GetCpus(),
 		Memory: turnstone.Bytes(min(n.GetCapacity().GetMemory(), 1<<62)),
 		Used:   turnstone.Bytes(min(n.GetUsed().GetMemory(), 1<<62))}
 	if k, err := key.Parse(n.GetKey()); err == nil {

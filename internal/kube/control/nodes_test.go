@@ -283,7 +283,7 @@ func TestNodesLeaveAndJoin(t *testing.T) {
 			select {
 			case <-stop:
 				return
-			case <-time.After(time.Second):
+			case <-time.After(time.Second): //wait: it only spreads the claims over what happens
 				w.claim(fmt.Sprint("late-", n))
 			}
 		}
