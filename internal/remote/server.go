@@ -51,6 +51,8 @@ type ServerOptions struct {
 	Address Address
 	Token   Token // nil: none
 	Pins    Pins
+	// Avoid returns the nodes that what is made avoids; nil: none.
+	Avoid func(ctx context.Context) []string
 	// Own, in place of Pins and Token, is for a socket of this user: each connection checks that the
 	// other end is a process of this user or of root, and every node behind it is trusted.
 	Own bool

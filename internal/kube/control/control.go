@@ -96,7 +96,7 @@ func New(ctx context.Context, o Options) (*Client, error) {
 	}
 	c := &Client{o: o, all: make(map[string]*tenant)}
 	c.make = func(ctx context.Context, token remote.Token) (*remote.Server, error) {
-		return hosts.Client{Dir: o.Dir}.With(ctx, o.Host, token)
+		return hosts.Client{Dir: o.Dir, Avoid: c.untrusted}.With(ctx, o.Host, token)
 	}
 	var err error
 	if c.own, err = c.make(ctx, read); err != nil {
@@ -195,7 +195,7 @@ func (c *Client) Create(ctx context.Context, namespace string, r *v1.CreateSandb
 		return nil, err
 	}
 	r = proto.Clone(r).(*v1.CreateSandboxRequest)
-	r.IdempotencyKey, r.AvoidNodes = c.once("sandbox", r.IdempotencyKey), c.untrusted(ctx)
+	r.IdempotencyKey = c.once("sandbox", r.IdempotencyKey)
 	a, err := t.server.Sandboxes.CreateSandbox(ctx, connect.NewRequest(r))
 	if err != nil {
 		return nil, err

@@ -22,7 +22,7 @@ func (c *Client) SetPool(ctx context.Context, namespace, name string, like *v1.C
 		return agents.Waiting{}, err
 	}
 	m := &v1.SetPoolRequest{Name: name, Machine: like.GetMachine(), Count: uint32(min(replicas, maxCount)),
-		Ttl: durationpb.New(lives), AvoidNodes: c.untrusted(ctx)}
+		Ttl: durationpb.New(lives)}
 	switch s := like.GetSource().(type) {
 	case *v1.CreateSandboxRequest_Template:
 		m.Source = &v1.SetPoolRequest_Template{Template: s.Template}

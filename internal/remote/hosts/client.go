@@ -26,6 +26,8 @@ type Client struct {
 	Token string // in place of the tokens of hosts; empty: theirs
 	// Key is the client's key; zero: that of the state directory.
 	Key channel.KeyPair
+	// Avoid returns the nodes that what With's servers make avoids; nil: none.
+	Avoid func(ctx context.Context) []string
 }
 
 // Selected returns the name of the host that the list selects, or "".
@@ -156,7 +158,7 @@ func (c Client) With(ctx context.Context, host string, token remote.Token) (*rem
 	if err != nil {
 		return nil, err
 	}
-	return remote.NewServer(remote.ServerOptions{Address: address, Key: pair, Token: token,
+	return remote.NewServer(remote.ServerOptions{Address: address, Key: pair, Token: token, Avoid: c.Avoid,
 		Pins: pins(store, address, name, h)}), nil
 }
 

@@ -224,7 +224,7 @@ func TestLostInCreate(t *testing.T) {
 	w.eventually("the node has no sandbox", func() bool { return len(n.has()) == 0 })
 }
 
-// TestAvoid: a sandbox and a pool avoid nodes, and a repetition of a call may name others.
+// TestAvoid: sandboxes, pools, sessions and turns avoid nodes, and a repetition of a call may name others.
 func TestAvoid(t *testing.T) {
 	w := newWorld(t, "a", "b")
 	c, ctx := w.as(with("acme")), t.Context()
@@ -236,6 +236,16 @@ func TestAvoid(t *testing.T) {
 	m.AvoidNodes, m.Client = []string{"a"}, newClient()
 	if again := w.create(c, m).Sandbox; again.SandboxId != made.SandboxId || again.Node != "a" {
 		t.Errorf("%v, and then %v", made, again)
+	}
+	for range 5 {
+		s, err := c.sessions.CreateSession(ctx, ask(&v1.CreateSessionRequest{AvoidNodes: []string{"a"}, Client: newClient()}))
+		must(t, err)
+		turn, err := c.turns.StartTurn(ctx, ask(&v1.StartTurnRequest{IdempotencyKey: string(turnstone.NewTurnID()),
+			AvoidNodes: []string{"b"}, Client: newClient()}))
+		must(t, err)
+		if s.Msg.Session.Node != "b" || turn.Msg.Turn.Node != "a" {
+			t.Errorf("the session is on %s, the turn on %s", s.Msg.Session.Node, turn.Msg.Turn.Node)
+		}
 	}
 	_, err := c.sandboxes.CreateSandbox(ctx, ask(&v1.CreateSandboxRequest{AvoidNodes: []string{"a", "b"},
 		Client: newClient()}))

@@ -209,7 +209,7 @@ type Sandbox struct {
 	// has none.
 	ManagedBy string `protobuf:"bytes,25,opt,name=managed_by,json=managedBy,proto3" json:"managed_by,omitempty"`
 	// When its node answered last, if the node does not answer; unset: it does. The state is that of
-	// then.
+	// then. A watch does not report it by itself.
 	NodeLost      *timestamppb.Timestamp `protobuf:"bytes,26,opt,name=node_lost,json=nodeLost,proto3" json:"node_lost,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

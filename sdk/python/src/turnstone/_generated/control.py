@@ -567,6 +567,7 @@ StartTurnRequest = TypedDict(
         "template": "str",
         "timeout": "str",
         "client": "ChannelClient",
+        "avoidNodes": "list[str]",
     },
     total=False,
 )
@@ -729,6 +730,7 @@ CreateSessionRequest = TypedDict(
         "name": "str",
         "client": "ChannelClient",
         "owner": "str",
+        "avoidNodes": "list[str]",
     },
     total=False,
 )
@@ -1470,6 +1472,7 @@ MESSAGES: dict[str, dict[str, Field]] = {
         "template": Field(4, "string", "one", ""),
         "timeout": Field(5, "message", "one", "google.protobuf.Duration"),
         "client": Field(6, "message", "one", "turnstone.v1.ChannelClient"),
+        "avoidNodes": Field(7, "string", "list", ""),
     },
     "turnstone.v1.StartTurnResponse": {
         "turn": Field(1, "message", "one", "turnstone.v1.Turn"),
@@ -1552,6 +1555,7 @@ MESSAGES: dict[str, dict[str, Field]] = {
         "name": Field(2, "string", "one", ""),
         "client": Field(3, "message", "one", "turnstone.v1.ChannelClient"),
         "owner": Field(4, "string", "one", ""),
+        "avoidNodes": Field(5, "string", "list", ""),
     },
     "turnstone.v1.CreateSessionResponse": {
         "session": Field(1, "message", "one", "turnstone.v1.Session"),

@@ -201,7 +201,7 @@ export type Sandbox = Message<"turnstone.v1.Sandbox"> & {
 
   /**
    * When its node answered last, if the node does not answer; unset: it does. The state is that of
-   * then.
+   * then. A watch does not report it by itself.
    *
    * @generated from field: google.protobuf.Timestamp node_lost = 26;
    */
