@@ -41,6 +41,7 @@ type Info struct {
 	Holder       Process                `json:"holder"`
 	Version      string                 `json:"version,omitempty"`    // of its holder; empty: unknown
 	ManagedBy    string                 `json:"managed_by,omitempty"` // at a server; empty: nothing manages it
+	NodeLost     *time.Time             `json:"node_lost,omitzero"`   // when its node at a server answered last, if it does not
 	Secrets      []string               `json:"secrets,omitempty"`    // names of those in the processes' environment
 	// Session is the session that the sandbox belongs to; nil: none.
 	Session *SessionInfo        `json:"session,omitempty"`

@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/alecthomas/kong"
 	"github.com/go-logr/logr"
@@ -37,21 +38,22 @@ import (
 
 // flags are the command line.
 type flags struct {
-	Host      string   `help:"The server: a name of hosts.toml, or an address there." required:""`
-	Home      string   `help:"Folder with hosts.toml and the operator's key." env:"TURN_HOME" type:"path"`
-	TokenFile string   `help:"File with the operator's token." type:"path" xor:"token" required:""`
-	Secrets   string   `help:"Folder with hosts.toml, key and token, such as a mounted secret: they are copied into --home." type:"path" xor:"token" required:""`
-	Turns     bool     `help:"Serve Turns, Sessions and TurnTemplates, too. The token needs their scopes."`
-	Default   bool     `help:"Serve objects without a runtime class, too."`
-	Follow    bool     `help:"Report sandboxes that were claimed at the server by objects; needs --default."`
-	Class     []string `help:"Serve objects of this runtime class, too, such as gvisor." placeholder:"NAME"`
-	Image     []string `help:"Replace the beginning of images' names (FROM=TO)." placeholder:"FROM=TO" sep:"none"`
-	Router    string   `help:"HOST:PORT of the router for agent-sandbox's clients; off for none." default:"off"`
-	Network   bool     `name:"router-network" help:"The router, which authenticates nobody, may be at an address that other machines reach."`
-	Metrics   string   `help:"HOST:PORT of metrics; 0 for none." default:"127.0.0.1:8080"`
-	Health    string   `help:"HOST:PORT of /healthz and /readyz; 0 for none." default:"127.0.0.1:8081"`
-	Elect     string   `help:"Namespace of the Lease that elects a leader; none: without election."`
-	LogLevel  string   `help:"Least important messages: debug, info, warn or error." default:"info"`
+	Host      string        `help:"The server: a name of hosts.toml, or an address there." required:""`
+	Home      string        `help:"Folder with hosts.toml and the operator's key." env:"TURN_HOME" type:"path"`
+	TokenFile string        `help:"File with the operator's token." type:"path" xor:"token" required:""`
+	Secrets   string        `help:"Folder with hosts.toml, key and token, such as a mounted secret: they are copied into --home." type:"path" xor:"token" required:""`
+	Away      time.Duration `name:"replace-after" help:"How long a sandbox's node may be lost before another sandbox is made. A pod's toleration of node.kubernetes.io/unreachable counts before it." default:"5m"`
+	Turns     bool          `help:"Serve Turns, Sessions and TurnTemplates, too. The token needs their scopes."`
+	Default   bool          `help:"Serve objects without a runtime class, too."`
+	Follow    bool          `help:"Report sandboxes that were claimed at the server by objects; needs --default."`
+	Class     []string      `help:"Serve objects of this runtime class, too, such as gvisor." placeholder:"NAME"`
+	Image     []string      `help:"Replace the beginning of images' names (FROM=TO)." placeholder:"FROM=TO" sep:"none"`
+	Router    string        `help:"HOST:PORT of the router for agent-sandbox's clients; off for none." default:"off"`
+	Network   bool          `name:"router-network" help:"The router, which authenticates nobody, may be at an address that other machines reach."`
+	Metrics   string        `help:"HOST:PORT of metrics; 0 for none." default:"127.0.0.1:8080"`
+	Health    string        `help:"HOST:PORT of /healthz and /readyz; 0 for none." default:"127.0.0.1:8081"`
+	Elect     string        `help:"Namespace of the Lease that elects a leader; none: without election."`
+	LogLevel  string        `help:"Least important messages: debug, info, warn or error." default:"info"`
 
 	Machines machineFlags `embed:""`
 }
@@ -96,6 +98,9 @@ func run(ctx context.Context, f flags) error {
 		}
 		s := secrets{from: f.Secrets, home: f.Home}
 		if err := s.take(); err != nil {
+			return err
+		}
+		if err := s.hosts(ctx, log); err != nil {
 			return err
 		}
 		f.TokenFile = s.tokenFile()
@@ -150,7 +155,7 @@ func run(ctx context.Context, f flags) error {
 
 // options returns what the flags say about objects.
 func options(f flags, to *control.Client, log *slog.Logger) (*agents.Options, error) {
-	o := &agents.Options{Server: to, Default: f.Default, Classes: f.Class, Log: log}
+	o := &agents.Options{Server: to, Default: f.Default, Classes: f.Class, Log: log, Away: max(f.Away, time.Millisecond)}
 	if f.Follow && !f.Default { // another controller would serve the reports
 		return nil, turnstone.Errorf("operator.start", turnstone.KindInvalid, "--follow", "needs --default")
 	}

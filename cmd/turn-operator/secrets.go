@@ -10,6 +10,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/filestamp"
+	"turnstone.dev/turnstone/internal/remote/hosts"
 )
 
 // A pod's secrets are links to files that its group can read, and the operator's folder is one that
@@ -18,8 +19,9 @@ type secrets struct {
 	from, home string
 }
 
-// The files of the secret, and their places in the operator's folder.
-var places = map[string]string{"hosts.toml": "hosts.toml", "key": "client/key", tokenName: tokenName}
+// The files of the secret that are copied, and their places in the operator's folder. hostList takes the
+// list of hosts.
+var places = map[string]string{"key": "client/key", tokenName: tokenName}
 
 const (
 	tokenName = "token"
@@ -33,20 +35,30 @@ const (
 func (s secrets) take() error {
 	for name := range places {
 		if err := s.copy(name); err != nil {
-			return turnstone.NewError("operator.secrets", turnstone.KindInvalid, filepath.Join(s.from, name), err).
-				WithHint("the secret has the files hosts.toml, key and token: docs/kubernetes.md")
+			return s.lacks(name, err)
 		}
 	}
 	return nil
 }
 
-func (s secrets) copy(name string) error {
-	f, err := os.Open(filepath.Join(s.from, name))
-	if err != nil {
-		return err
+// lacks is the error about a file of the secret.
+func (s secrets) lacks(name string, err error) error {
+	return turnstone.NewError("operator.secrets", turnstone.KindInvalid, filepath.Join(s.from, name), err).
+		WithHint("the secret has the files hosts.toml, key and token: docs/kubernetes.md")
+}
+
+// hosts takes the list of hosts, and follows it until ctx ends.
+func (s secrets) hosts(ctx context.Context, log *slog.Logger) error {
+	l := &hostList{from: s.from, home: s.home}
+	if _, err := l.take(ctx); err != nil {
+		return s.lacks(hosts.File, err)
 	}
-	defer func() { _ = f.Close() }()
-	b, err := io.ReadAll(io.LimitReader(f, maxSecret))
+	go l.follow(ctx, log)
+	return nil
+}
+
+func (s secrets) copy(name string) error {
+	b, err := readSecret(filepath.Join(s.from, name))
 	if err != nil {
 		return err
 	}
@@ -56,6 +68,16 @@ func (s secrets) copy(name string) error {
 		return err
 	}
 	return filestamp.WriteFile(to, b, 0o600)
+}
+
+// readSecret reads a file of the secret.
+func readSecret(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	return io.ReadAll(io.LimitReader(f, maxSecret))
 }
 
 // tokenFile is where the token is.

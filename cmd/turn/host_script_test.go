@@ -33,8 +33,9 @@ type scriptHost struct {
 	nodes  []scriptNode
 	during func() // runs while the server is asked for its nodes
 
-	mu     sync.Mutex
-	tokens []*v1.Token
+	mu      sync.Mutex
+	tokens  []*v1.Token
+	removed bool // the lost node "old"
 }
 
 type scriptNode struct {
@@ -49,8 +50,24 @@ func (s *scriptHost) ListNodes(context.Context, *connect.Request[v1.ListNodesReq
 		shown, _ := os.ReadFile(n.cert)
 		a.Nodes = append(a.Nodes, &v1.Node{Name: fmt.Sprint("n", i+1), Key: n.key, Certificate: shown})
 	}
+	s.mu.Lock()
+	if !s.removed {
+		a.Lost = []*v1.LostNode{{Node: &v1.Node{Name: "old"}, Since: timestamppb.New(time.Unix(1e9, 0))}}
+	}
+	s.mu.Unlock()
 	s.during()
 	return connect.NewResponse(a), nil
+}
+
+func (s *scriptHost) RemoveNode(_ context.Context, r *connect.Request[v1.RemoveNodeRequest]) (
+	*connect.Response[v1.RemoveNodeResponse], error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.removed || r.Msg.Name != "old" {
+		return nil, api.ToConnect(turnstone.Errorf("node.remove", turnstone.KindInvalid, "node "+r.Msg.Name, "answers"))
+	}
+	s.removed = true
+	return connect.NewResponse(&v1.RemoveNodeResponse{Sandboxes: 2, Turns: 1}), nil
 }
 
 func (s *scriptHost) CreateToken(_ context.Context, r *connect.Request[v1.CreateTokenRequest]) (

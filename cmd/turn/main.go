@@ -47,6 +47,7 @@ type commandLine struct {
 	Home     homeCmd        `cmd:"" group:"Manage sandboxes" help:"List and remove persistent home directories."`
 
 	Host  hostcmd.HostCmd   `cmd:"" group:"Use servers" help:"Add, list, select and remove servers."`
+	Node  hostcmd.NodeCmd   `cmd:"" group:"Use servers" help:"List the nodes of a server, and forget lost ones."`
 	Token hostcmd.TokenCmd  `cmd:"" group:"Use servers" help:"Create, list and revoke tokens of a server."`
 	Audit hostcmd.AuditCmd  `cmd:"" group:"Use servers" help:"Show who did what on a server, and verify the log."`
 	Usage hostcmd.UsageCmd  `cmd:"" group:"Use servers" help:"Show what your tenant used on a server."`

@@ -73,6 +73,8 @@ var printed = map[string]reflect.Type{
 	"host root sign":   reflect.TypeFor[hostcmd.SignedReport](),
 	"host root revoke": reflect.TypeFor[hostcmd.RootReport](),
 	"host root rotate": reflect.TypeFor[hostcmd.RootReport](),
+	"node ls":          reflect.TypeFor[hostcmd.NodesReport](),
+	"node rm":          reflect.TypeFor[hostcmd.RemovedNodes](),
 	"token create":     reflect.TypeFor[hostcmd.CreatedToken](),
 	"token ls":         reflect.TypeFor[hostcmd.TokensReport](),
 	"token revoke":     reflect.TypeFor[cli.RemovedReport](),

@@ -120,7 +120,9 @@ var noContent = map[string][]string{
 		"ListTurnsResponse.next_page_token", "Page.token",
 	},
 	"a property of a node, which its operator chose": {
-		"ConnectNodeRequest.node", "ConnectNodeResponse.node", "CreateSandboxRequest.substrate",
+		"ConnectNodeRequest.node", "ConnectNodeResponse.node", "CreateSandboxRequest.substrate", "RemoveNodeRequest.name",
+		"CreateSandboxRequest.avoid_nodes", "CreateSessionRequest.avoid_nodes", "StartTurnRequest.avoid_nodes",
+		"SetPoolRequest.avoid_nodes",
 		"KeyProof.node",
 		"LocateChannelRequest.node",
 		"LocateChannelResponse.address", "LocateChannelResponse.node", "Node.name", "Node.substrates", "Node.version", "Sandbox.version", "Snapshot.version",

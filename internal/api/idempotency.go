@@ -26,8 +26,8 @@ func IdempotencyKey(m proto.Message) string {
 
 // RequestDigest returns a digest of a valid request for the comparison of requests with one
 // idempotency key. It does not depend on the order of fields and pairs, on the encoding, or on the
-// version of a library. It leaves out the key itself, and the nonces and grants of clients: a
-// repetition has new ones, as it has other proofs.
+// version of a library. It leaves out the key itself, the nodes to avoid, and the nonces and grants of
+// clients: a repetition has new ones, as it has other proofs.
 func RequestDigest(m proto.Message) turnstone.Digest {
 	return digestOf(m, leftOut)
 }
@@ -64,7 +64,7 @@ func Clients(m proto.Message) []*v1.ChannelClient {
 
 // leftOut are the fields that RequestDigest does not compare.
 func leftOut(f protoreflect.FieldDescriptor) bool {
-	return f.Name() == "idempotency_key" ||
+	return f.Name() == "idempotency_key" || f.Name() == "avoid_nodes" ||
 		f.ContainingMessage().FullName() == clientName && f.Name() != "client_public_key"
 }
 

@@ -17,6 +17,8 @@ type Need struct {
 	Works bool
 	// Node is the only node that will do, such as that of the session's state; empty: any.
 	Node string
+	// Avoid are nodes that will not do, whatever they have.
+	Avoid []string
 	// Machine is whether there is one. Want is what it asks for, whose zero fields only the node
 	// knows; Counts is what it counts as until the node reports it.
 	Machine      bool
@@ -36,6 +38,7 @@ type Verdict string
 const (
 	Placed       Verdict = "placed"
 	Absent       Verdict = "no node answers"
+	Avoided      Verdict = "the nodes that answer are to be avoided"
 	Unable       Verdict = "no node has the substrate"
 	NoStore      Verdict = "no node reaches the bucket of its sessions"
 	WrongVersion Verdict = "the kept machine is of another version"
@@ -169,9 +172,9 @@ func (f *Fleet) choose(now time.Duration, need Need) (*node, Verdict) {
 
 // A tally counts nodes by what they lack, and has the best one.
 type tally struct {
-	ups, able, stored, same, large int
-	best                           *node
-	distance                       float64
+	ups, may, able, stored, same, large int
+	best                                *node
+	distance                            float64
 }
 
 func (t *tally) verdict() Verdict {
@@ -180,6 +183,8 @@ func (t *tally) verdict() Verdict {
 		return Placed
 	case t.ups == 0:
 		return Absent
+	case t.may == 0:
+		return Avoided
 	case t.able == 0:
 		return Unable
 	case t.stored == 0:
@@ -198,6 +203,10 @@ func (f *Fleet) consider(now time.Duration, n *node, need Need, t *tally) {
 		return
 	}
 	t.ups++
+	if slices.Contains(need.Avoid, n.name) {
+		return
+	}
+	t.may++
 	if need.Substrate != "" && !slices.Contains(n.report.Substrates, need.Substrate) {
 		return
 	}

@@ -93,6 +93,48 @@ func TestNodes(t *testing.T) {
 	at(54*time.Second, Registered)
 	at(2*time.Minute, Lost)
 	at(2*time.Hour, Unknown)
+	f.RememberLost(2*time.Hour-time.Minute, "a", roomy())
+	at(2*time.Hour, Lost)
+	if s := f.Silence(2*time.Hour, "a"); s != time.Minute {
+		t.Errorf("the node is silent for %s", s)
+	}
+	f.Register(2*time.Hour, "a", roomy())
+	at(2*time.Hour, Back)
+	at(3*time.Hour, Lost)
+	if _, forgotten := f.Tick(4 * time.Hour); !slices.Equal(forgotten, []string{"a"}) {
+		t.Errorf("%v are forgotten", forgotten)
+	}
+}
+
+// TestAvoid: a claim gets no node that it avoids, in fleets of each size, and a pool has no share there.
+func TestAvoid(t *testing.T) {
+	for _, nodes := range []int{2, 40} {
+		f := New(Options{Times: testTimes, Seed: 1})
+		fill(f, nodes, roomy())
+		need := one("x")
+		for n := range nodes - 1 {
+			need.Avoid = append(need.Avoid, fmt.Sprintf("n%04d", n))
+		}
+		last := fmt.Sprintf("n%04d", nodes-1)
+		for range 20 {
+			if r, v := f.Place(0, need); v != Placed || r.Node != last {
+				t.Errorf("placed on %q: %s", r.Node, v)
+			}
+		}
+		p := NewPools([]Pool{{Kind: Kind{Tenant: "x"}, Min: 3, Max: 3, Avoid: need.Avoid}}, nil)
+		p.Tick(0, time.Second, f.Open())
+		if s := p.Shares(last); s[0].Count != 3 {
+			t.Errorf("%s has the share %v", last, s)
+		}
+		need.Avoid = append(need.Avoid, last)
+		if _, v := f.Place(0, need); v != Avoided {
+			t.Errorf("all are to be avoided: %s", v)
+		}
+		need.Node = last
+		if _, v := f.Place(0, need); v != Avoided {
+			t.Errorf("the node that has to be is to be avoided: %s", v)
+		}
+	}
 }
 
 // TestUpgrade: new work goes to the new version as long as it fits there.

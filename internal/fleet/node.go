@@ -32,12 +32,14 @@ const (
 	Reconciled  NodeEvent = "list agrees with records"
 	Leaves      NodeEvent = "leaves"
 	Remembered  NodeEvent = "is in the records of an earlier controller"
+	RecalledAs  NodeEvent = "is lost in the records of an earlier controller"
 	ForgottenAt NodeEvent = "stays away for long"
 )
 
 // NodeTable are the transitions of nodes.
 var NodeTable = Table[NodeState, NodeEvent]{
 	{[]NodeState{Unknown}, []NodeEvent{Remembered}, Suspect},
+	{[]NodeState{Unknown}, []NodeEvent{RecalledAs}, Lost},
 	{[]NodeState{Unknown, Registered, Suspect, Draining, Gone}, []NodeEvent{Registers}, Registered},
 	{[]NodeState{Unknown, Registered, Suspect, Draining, Gone}, []NodeEvent{Drains}, Draining},
 	{[]NodeState{Registered, Suspect}, []NodeEvent{Silent}, Suspect},
@@ -168,6 +170,17 @@ func (f *Fleet) Remember(now time.Duration, name string, r Report) {
 	f.event(n, Remembered)
 }
 
+// RememberLost adds a node that an earlier controller has lost, and that registered last at a time, which
+// may be before the beginning.
+func (f *Fleet) RememberLost(seen time.Duration, name string, r Report) {
+	if f.nodes[name] != nil {
+		return
+	}
+	n := f.add(name)
+	n.seen, n.report = seen, r
+	f.event(n, RecalledAs)
+}
+
 // Learn takes a node's numbers, which come without a registration.
 func (f *Fleet) Learn(now time.Duration, name string, r Report) {
 	if n := f.nodes[name]; n != nil {
@@ -245,8 +258,9 @@ func (f *Fleet) Template(name, template string, built bool) {
 	f.index(n)
 }
 
-// Tick moves nodes that are silent, and returns those that are lost by it, in the order of names.
-func (f *Fleet) Tick(now time.Duration) (lost []string) {
+// Tick moves nodes that are silent, and returns those that are lost by it, and those that are forgotten,
+// in the order of names.
+func (f *Fleet) Tick(now time.Duration) (lost, forgotten []string) {
 	var late []*node
 	for _, n := range f.nodes {
 		if now-n.seen > f.o.Suspect {
@@ -261,6 +275,7 @@ func (f *Fleet) Tick(now time.Duration) (lost []string) {
 		case n.state == Lost && f.o.Forget > 0 && silent > f.o.Forget:
 			f.event(n, ForgottenAt)
 			f.remove(n)
+			forgotten = append(forgotten, n.name)
 		case n.state.Answers() && silent > f.o.Lost:
 			f.event(n, LeaseEnds)
 			lost = append(lost, n.name)
@@ -268,7 +283,7 @@ func (f *Fleet) Tick(now time.Duration) (lost []string) {
 			f.event(n, Silent)
 		}
 	}
-	return lost
+	return lost, forgotten
 }
 
 // Leave removes a node that drains or is lost, and reports whether it did.
@@ -280,6 +295,14 @@ func (f *Fleet) Leave(name string) bool {
 	f.event(n, Leaves)
 	f.remove(n)
 	return true
+}
+
+// Silence returns for how long a node has not registered.
+func (f *Fleet) Silence(now time.Duration, name string) time.Duration {
+	if n := f.nodes[name]; n != nil {
+		return now - n.seen
+	}
+	return 0
 }
 
 // State returns the state of a node.
@@ -303,10 +326,10 @@ func (f *Fleet) Count() map[NodeState]int {
 func (f *Fleet) Len() int { return len(f.nodes) }
 
 // Waiting returns how many sandboxes of a kind wait, and how many are being made, on the nodes that
-// answer.
-func (f *Fleet) Waiting(k Kind) (ready, making int) {
+// answer and are not to be avoided.
+func (f *Fleet) Waiting(k Kind, avoid ...string) (ready, making int) {
 	for _, n := range f.nodes {
-		if n.state.Answers() {
+		if n.state.Answers() && !slices.Contains(avoid, n.name) {
 			ready, making = ready+n.report.Warm[k], making+n.report.Making[k]
 		}
 	}

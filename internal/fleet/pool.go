@@ -18,6 +18,8 @@ type Pool struct {
 	// Idle is how long the target stays after the arrivals that raised it; without arrivals for that
 	// long it is Min. Default: 10 minutes.
 	Idle time.Duration
+	// Avoid are nodes that have no share.
+	Avoid []string
 }
 
 // Pools are the targets of all kinds, and their shares on nodes.
@@ -108,8 +110,16 @@ func (p *Pools) Tick(now, passed time.Duration, nodes []string) {
 		if bound := p.bound(x.Kind.Tenant); bound > 0 && sums[x.Kind.Tenant] > bound {
 			x.granted = x.target * bound / sums[x.Kind.Tenant]
 		}
-		x.divide(x.granted, nodes)
+		x.divide(x.granted, without(nodes, x.Avoid))
 	}
+}
+
+// without returns the names that are not to be avoided.
+func without(names, avoid []string) []string {
+	if len(avoid) == 0 {
+		return names
+	}
+	return slices.DeleteFunc(slices.Clone(names), func(n string) bool { return slices.Contains(avoid, n) })
 }
 
 func (p *Pools) bound(tenant string) int {

@@ -30,6 +30,7 @@ func (c *caller) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, r connect.AnyRequest) (connect.AnyResponse, error) {
 		pause, met := c.pause, 0
 		m, _ := r.Any().(proto.Message)
+		c.server.avoid(ctx, m)
 		for try := 1; ; try++ {
 			proved, err := c.server.prove(m)
 			if err != nil {

@@ -163,3 +163,18 @@ func (s *Server) checkTenant(tenant string) error {
 	return channel.Fail("host.call", channel.FaultSpliced, "the node's statement",
 		"is for the tenant %.64q, and the token for %.64q", tenant, claims.Tenant)
 }
+
+// avoid names in a request for something new the nodes to avoid, unless it names some.
+func (s *Server) avoid(ctx context.Context, m proto.Message) {
+	if s.o.Avoid == nil || m == nil {
+		return
+	}
+	f := m.ProtoReflect().Descriptor().Fields().ByName("avoid_nodes")
+	if f == nil || m.ProtoReflect().Has(f) {
+		return
+	}
+	list := m.ProtoReflect().Mutable(f).List()
+	for _, name := range s.o.Avoid(ctx) {
+		list.Append(protoreflect.ValueOfString(name))
+	}
+}

@@ -78,5 +78,9 @@ func infoOf(s *v1.Sandbox) sandboxes.Info {
 		t := s.GetExpires().AsTime()
 		i.Expires = &t
 	}
+	if s.GetNodeLost().IsValid() {
+		t := s.GetNodeLost().AsTime()
+		i.NodeLost = &t
+	}
 	return i
 }

@@ -51,6 +51,8 @@ type ServerOptions struct {
 	Address Address
 	Token   Token // nil: none
 	Pins    Pins
+	// Avoid returns the nodes that what is made avoids; nil: none.
+	Avoid func(ctx context.Context) []string
 	// Own, in place of Pins and Token, is for a socket of this user: each connection checks that the
 	// other end is a process of this user or of root, and every node behind it is trusted.
 	Own bool
@@ -98,6 +100,23 @@ type anyNode struct{}
 // Vouch implements attest.Pins.
 func (anyNode) Vouch(k key.Public, role key.Role, _ time.Time) (key.Entry, error) {
 	return key.Entry{Key: k, Role: role}, nil
+}
+
+// Distrusts returns why the statements of a node are not believed, which the server describes, and "" if
+// they are. The error is about this client's own files.
+func (s *Server) Distrusts(ctx context.Context, n *v1.Node) (why string, err error) {
+	k, err := key.Parse(n.GetKey())
+	if err != nil {
+		return "it has no key", nil
+	}
+	pins, err := s.o.Pins(ctx, n.GetName(), n.GetCertificate())
+	if err != nil {
+		return "", err
+	}
+	if _, err := pins.Vouch(k, key.Node, time.Now()); err != nil {
+		return err.Error(), nil
+	}
+	return "", nil
 }
 
 // NewServer returns a server. It connects when it is used. Close it.

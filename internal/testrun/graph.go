@@ -65,6 +65,7 @@ var starts = map[string][]string{
 	"internal/bench":          {"cmd/turn", "internal/driver/gvisor", "internal/driver/qemu", "internal/server/node/warm"},
 	"internal/bench/corpus":   {"cmd/turn"},
 	"internal/kube/bench":     {"cmd/turn", "cmd/turn-server", "cmd/turn-operator"},
+	"internal/kube/control":   {"cmd/turn", "cmd/turn-server"},
 	"internal/kube/turns":     {"cmd/turn-server"},
 	"internal/kube/agents":    {"cmd/turn-server"},
 }

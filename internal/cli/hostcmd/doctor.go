@@ -104,6 +104,11 @@ func examine(ctx context.Context, s *remote.Server) []finding {
 	for _, n := range answer.Msg.Nodes {
 		all = append(all, nodeFinding(ctx, s, n))
 	}
+	for _, l := range answer.Msg.Lost {
+		all = append(all, finding{"node " + l.GetNode().GetName(), "warn", "has not answered since " +
+			l.Since.AsTime().UTC().Format(time.RFC3339),
+			"start it again, or forget it with turn node rm if it does not come back"})
+	}
 	return all
 }
 

@@ -71,6 +71,9 @@ func stateOf(i sandboxes.Info) string {
 	if i.Paused {
 		more = append(more, "paused")
 	}
+	if i.NodeLost != nil {
+		more = append(more, "node lost")
+	}
 	if i.Version != "" && i.Version != turnstone.Version && !i.State.Final() {
 		more = append(more, "version "+i.Version)
 	}

@@ -76,6 +76,9 @@ type Options struct {
 	Again time.Duration
 	// Guest is how long a sandbox may take to answer: what runs in it may never do; 0: two minutes.
 	Guest time.Duration
+	// Away is how long a sandbox's node may be lost before another sandbox is made, unless the pod has a
+	// toleration of unreachable nodes; 0: five minutes, as in Kubernetes.
+	Away time.Duration
 }
 
 // An Image replaces names of images that begin with From by To and the rest of the name.
@@ -121,6 +124,14 @@ func (o *Options) guest() time.Duration {
 		return 2 * time.Minute
 	}
 	return o.Guest
+}
+
+// away returns how long a node may be lost.
+func (o *Options) away() time.Duration {
+	if o.Away == 0 {
+		return usualAway
+	}
+	return o.Away
 }
 
 // managedPrefix begins what manages the sandboxes of all clusters.

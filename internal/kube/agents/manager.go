@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/kube/steady"
@@ -66,9 +67,15 @@ func Add(m manager.Manager, o *Options) error {
 			RateLimiter:           workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minAgain, maxAgain)}
 	}
 	meant := builder.WithPredicates(steady.Meant())
-	boxes := &sandboxes{o: o, to: m.GetClient(), live: m.GetAPIReader()}
+	tell := m.GetEventRecorder("turn-operator")
+	boxes := &sandboxes{o: o, to: m.GetClient(), live: m.GetAPIReader(), tell: tell,
+		fleet: newFleet(o, m.GetClient(), tell)}
+	if err := m.Add(boxes.fleet); err != nil {
+		return err
+	}
 	if err := ctrl.NewControllerManagedBy(m).For(&sandboxv1.Sandbox{}, meant).
 		Watches(&extv1.SandboxClaim{}, handler.EnqueueRequestsFromMapFunc(sameName), builder.WithPredicates(goes())).
+		WatchesRawSource(source.Channel(boxes.fleet.events, &handler.EnqueueRequestForObject{})).
 		WithOptions(many()).Complete(steady.Share(parallel, boxes)); err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
 	sandboxv1 "sigs.k8s.io/agent-sandbox/api/v1beta1"
 	extv1 "sigs.k8s.io/agent-sandbox/extensions/api/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -26,6 +27,8 @@ type sandboxes struct {
 	live client.Reader // not the cache
 
 	attempts attempts
+	fleet    *fleet
+	tell     events.EventRecorder
 }
 
 // serves reports whether an object is ours: it was taken, or its class says so.
@@ -78,6 +81,7 @@ func (r *sandboxes) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result,
 			}
 			return ctrl.Result{}, errors.Join(err, client.IgnoreNotFound(uerr))
 		}
+		r.tellEnds(s, was)
 	}
 	var no Unsupported
 	if errors.As(err, &no) || turnstone.KindOf(err) == turnstone.KindInvalid {
@@ -170,17 +174,29 @@ func (r *sandboxes) follow(ctx context.Context, s *sandboxv1.Sandbox) (time.Dura
 		return r.next(left), err
 	}
 	box := newest(all)
+	if box != nil {
+		if l := r.lossOf(ctx, s, box); l != nil {
+			wait, now, err := r.replace(ctx, s, all, box, l)
+			if err != nil || !now {
+				return min(wait, r.next(left)), err
+			}
+			box, all = nil, nil
+		}
+	}
 	if box == nil {
 		if s.Spec.OperatingMode == sandboxv1.SandboxOperatingModeSuspended {
 			suspended(s)
 			return r.next(left), nil
 		}
-		box, err = r.create(ctx, s, want)
+		box, err = r.make(ctx, s, want)
 	} else if box.State == v1.SandboxState_SANDBOX_STATE_CREATING {
 		box, err = r.recreate(ctx, s, box, want)
 	}
 	if err != nil {
 		return r.next(left), err
+	}
+	if box.State == v1.SandboxState_SANDBOX_STATE_READY || box.State == v1.SandboxState_SANDBOX_STATE_RUNNING {
+		r.removeOthers(ctx, s, all, box)
 	}
 	return r.match(ctx, s, box, m, left)
 }

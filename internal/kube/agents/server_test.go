@@ -30,6 +30,10 @@ type server struct {
 	quota   map[string]int           // sandboxes of a tenant; nil: any
 	noEnd   atomic.Bool              // End is refused
 	holds   map[string]chan struct{} // creations of a tenant wait until it is closed
+	nodes   []agents.Node            // nil: n1
+	since   time.Time                // when lost nodes answered last
+	// answersRemoved: a creation is repeated by an answer about the sandbox that was removed.
+	answersRemoved bool
 	// fails says how a creation fails; with wait, the sandbox is there and waits for the repetition of the call, which
 	// may fail, too. nil: it does not.
 	fails func(r *v1.CreateSandboxRequest) (wait bool, err error)
@@ -87,6 +91,10 @@ func (s *server) Create(ctx context.Context, namespace string, r *v1.CreateSandb
 		k := namespace + "/" + r.IdempotencyKey
 		if id, has := s.keys[k]; has {
 			b := s.boxes[id]
+			if b == nil && id != "" && s.answersRemoved {
+				out = &v1.Sandbox{SandboxId: id, Removed: true, State: v1.SandboxState_SANDBOX_STATE_STOPPED, Metadata: r.Metadata}
+				return nil
+			}
 			if b == nil || !proto.Equal(b.request, r) {
 				return api.SpendKey(turnstone.Errorf("test", turnstone.KindInvalid, "the key", "was used"))
 			}
@@ -114,7 +122,7 @@ func (s *server) Create(ctx context.Context, namespace string, r *v1.CreateSandb
 		s.created++
 		id := fmt.Sprintf("sb_%d", s.created)
 		b := &box{tenant: namespace, request: proto.Clone(r).(*v1.CreateSandboxRequest)}
-		b.SandboxId, b.State, b.Node, b.Metadata = id, v1.SandboxState_SANDBOX_STATE_READY, "n1", r.Metadata
+		b.SandboxId, b.State, b.Node, b.Metadata = id, v1.SandboxState_SANDBOX_STATE_READY, s.place(), r.Metadata
 		b.ManagedBy = r.ManagedBy
 		b.Created, b.Expires = timestamppb.Now(), timestamppb.New(time.Now().Add(r.Timeout.AsDuration()))
 		s.boxes[id], s.keys[k] = b, id
@@ -144,7 +152,7 @@ func (s *server) List(_ context.Context, namespace, by string) (all []*v1.Sandbo
 		for _, b := range s.boxes {
 			below := strings.HasSuffix(by, "/") && strings.HasPrefix(b.ManagedBy, by)
 			if b.tenant == namespace && (by == "" || b.ManagedBy == by || below) {
-				all = append(all, proto.Clone(&b.Sandbox).(*v1.Sandbox))
+				all = append(all, s.seen(b))
 			}
 		}
 		return nil

@@ -24,6 +24,7 @@ import (
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
 	"turnstone.dev/turnstone/internal/kube/agents"
+	"turnstone.dev/turnstone/internal/kube/simnode"
 	"turnstone.dev/turnstone/internal/server/config"
 	"turnstone.dev/turnstone/internal/server/peers"
 )
@@ -87,8 +88,12 @@ func startServer(ctx context.Context, bin, dir, tenant string, nodes int) (*serv
 		p, err = peers.Open(config.Peers{}, nil)
 	}
 	if err == nil {
-		err = startNodes(ctx, dir, nodes, connectv1.NewControllerServiceClient(&http.Client{
-			Transport: p.Transport(at, config.Controller)}, "http://controller", api.ClientOptions()...))
+		to := connectv1.NewControllerServiceClient(&http.Client{Transport: p.Transport(at, config.Controller)},
+			"http://controller", api.ClientOptions()...)
+		for i := 0; i < nodes && err == nil; i++ {
+			name := fmt.Sprintf("n%03d", i)
+			err = simnode.New(simnode.Options{Name: name, Socket: filepath.Join(dir, name), To: to}).Start(ctx)
+		}
 	}
 	if err != nil {
 		s.end()

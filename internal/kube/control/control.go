@@ -72,6 +72,8 @@ type Client struct {
 
 	mu  sync.Mutex
 	all map[string]*tenant // by the namespace, and its use
+
+	fleet fleet
 }
 
 // A tenant is a namespace, for what its token grants.
@@ -94,7 +96,7 @@ func New(ctx context.Context, o Options) (*Client, error) {
 	}
 	c := &Client{o: o, all: make(map[string]*tenant)}
 	c.make = func(ctx context.Context, token remote.Token) (*remote.Server, error) {
-		return hosts.Client{Dir: o.Dir}.With(ctx, o.Host, token)
+		return hosts.Client{Dir: o.Dir, Avoid: c.untrusted}.With(ctx, o.Host, token)
 	}
 	var err error
 	if c.own, err = c.make(ctx, read); err != nil {

@@ -1,7 +1,10 @@
 package control
 
 import (
+	"bytes"
 	"context"
+	"crypto/ed25519"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -12,10 +15,12 @@ import (
 	"testing"
 
 	"connectrpc.com/connect"
+	"golang.org/x/crypto/ssh"
 	"google.golang.org/protobuf/proto"
 
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
+	"turnstone.dev/turnstone/internal/kube/agents"
 	"turnstone.dev/turnstone/internal/remote/hosts"
 )
 
@@ -27,6 +32,19 @@ type fake struct {
 	mu   sync.Mutex
 	has  []*v1.Sandbox
 	keys []string // of the tenants' creations
+
+	nodes   []*v1.Node
+	lost    []*v1.LostNode
+	listed  int
+	avoided []string // of the last creation
+}
+
+func (f *fake) ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (
+	*connect.Response[v1.ListNodesResponse], error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.listed++
+	return connect.NewResponse(&v1.ListNodesResponse{Nodes: f.nodes, Lost: f.lost}), nil
 }
 
 func (f *fake) CreateToken(_ context.Context, r *connect.Request[v1.CreateTokenRequest]) (
@@ -46,7 +64,7 @@ func (f *fake) CreateSandbox(_ context.Context, r *connect.Request[v1.CreateSand
 	*connect.Response[v1.CreateSandboxResponse], error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.keys = append(f.keys, r.Msg.IdempotencyKey)
+	f.keys, f.avoided = append(f.keys, r.Msg.IdempotencyKey), r.Msg.AvoidNodes
 	return connect.NewResponse(&v1.CreateSandboxResponse{Sandbox: &v1.Sandbox{SandboxId: "sb_1"}}), nil
 }
 
@@ -115,6 +133,54 @@ func TestKeys(t *testing.T) {
 			t.Error("a key of another secret is the same")
 		}
 	}
+}
+
+// TestFleet: nodes whose keys are not pinned are not trusted, and what is made avoids them. The nodes are
+// listed once for many creations, and the list of hosts counts as it is now.
+func TestFleet(t *testing.T) {
+	key := func(b byte) string {
+		k, err := ssh.NewPublicKey(ed25519.NewKeyFromSeed(bytes.Repeat([]byte{b}, 32)).Public())
+		must(t, err)
+		return strings.TrimSpace(string(ssh.MarshalAuthorizedKey(k)))
+	}
+	f, dir := &fake{nodes: []*v1.Node{{Name: "a", Key: key(1)}, {Name: "b", Key: key(2), Draining: true}},
+		lost: []*v1.LostNode{{Node: &v1.Node{Name: "c", Draining: true}}}}, t.TempDir()
+	c := f.client(t, dir)
+	path := filepath.Join(dir, hosts.File)
+	text, err := os.ReadFile(path)
+	must(t, err)
+	pin := func(name string, b byte) {
+		must(t, os.WriteFile(path, fmt.Appendf(nil, "%s[hosts.test.nodes]\n%s = [%q]\n", text, name, key(b)), 0o600))
+	}
+	pin("a", 1)
+	create := func(want ...string) {
+		t.Helper()
+		_, err := c.Create(t.Context(), "ns", &v1.CreateSandboxRequest{IdempotencyKey: "k"})
+		must(t, err)
+		if !slices.Equal(f.avoided, want) {
+			t.Errorf("the creation avoids %q, not %q", f.avoided, want)
+		}
+	}
+	for range 5 {
+		create("b")
+	}
+	if f.listed != 1 {
+		t.Errorf("the nodes were listed %d times", f.listed)
+	}
+	all, err := c.Fleet(t.Context())
+	must(t, err)
+	if len(all) != 3 || all[0] != (agents.Node{Name: "a"}) || !all[1].Draining || all[1].Untrusted == "" ||
+		all[2] != (agents.Node{Name: "c", Lost: true, Draining: true}) {
+		t.Errorf("the nodes are %+v", all)
+	}
+	pin("b", 2)
+	_, err = c.Fleet(t.Context())
+	must(t, err)
+	create("a")
+	pin("b", 1) // another node's key
+	_, err = c.Fleet(t.Context())
+	must(t, err)
+	create("a", "b")
 }
 
 // TestList: a server that does not keep to the filter, such as one that does not know it, makes nobody's

@@ -26,6 +26,8 @@ type Client struct {
 	Token string // in place of the tokens of hosts; empty: theirs
 	// Key is the client's key; zero: that of the state directory.
 	Key channel.KeyPair
+	// Avoid returns the nodes that what With's servers make avoids; nil: none.
+	Avoid func(ctx context.Context) []string
 }
 
 // Selected returns the name of the host that the list selects, or "".
@@ -156,7 +158,7 @@ func (c Client) With(ctx context.Context, host string, token remote.Token) (*rem
 	if err != nil {
 		return nil, err
 	}
-	return remote.NewServer(remote.ServerOptions{Address: address, Key: pair, Token: token,
+	return remote.NewServer(remote.ServerOptions{Address: address, Key: pair, Token: token, Avoid: c.Avoid,
 		Pins: pins(store, address, name, h)}), nil
 }
 
@@ -287,9 +289,14 @@ func (c Client) token(h *Host) remote.Token {
 }
 
 // pins returns who may sign the statements of nodes: the keys of the host, those that its root
-// certifies, and on this machine the key of this state directory's own node.
+// certifies, and on this machine the key of this state directory's own node. The list is read for each
+// statement, so that a process that stays follows it: h counts for a host that the list does not have.
 func pins(s Store, address remote.Address, name string, h *Host) remote.Pins {
 	return func(ctx context.Context, node string, certificate []byte) (attest.Pins, error) {
+		h, err := s.now(name, h)
+		if err != nil {
+			return nil, err
+		}
 		ring := key.Ring{Dir: s.Dir}
 		trust, err := ring.List()
 		if err != nil {
@@ -312,4 +319,19 @@ func pins(s Store, address remote.Address, name string, h *Host) remote.Pins {
 		}
 		return trust, nil
 	}
+}
+
+// now returns the host with a name as the list has it now, if that is at the same address.
+func (s Store) now(name string, h *Host) (*Host, error) {
+	if name == "" {
+		return h, nil
+	}
+	list, err := s.Load()
+	if err != nil {
+		return nil, err
+	}
+	if o := list.Hosts[name]; o != nil && o.URL == h.URL {
+		return o, nil
+	}
+	return h, nil
 }

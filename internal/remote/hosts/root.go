@@ -165,6 +165,20 @@ func (l *List) update(r *Root) (changed bool) {
 	return changed
 }
 
+// Take makes l the list next, and keeps what l knows of roots.
+func (l *List) Take(next *List) {
+	for name, h := range next.Hosts {
+		if h.Root == nil {
+			continue
+		}
+		l.SetRoot(h, h.Root.Key)
+		if o := l.Hosts[name]; len(h.Root.Nodes) == 0 && o != nil && o.Root != nil && o.Root.Key == h.Root.Key {
+			h.Root.Nodes = o.Root.Nodes
+		}
+	}
+	*l = *next
+}
+
 // follow makes next the root in place of the former ones, the last of which named it.
 func (r *Root) follow(next string, former []string) {
 	r.Former = append(slices.DeleteFunc(slices.Clone(r.Former), func(o string) bool {

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode"
 
 	"turnstone.dev/turnstone"
@@ -212,6 +213,10 @@ func (l *loader) check(c *Config) {
 	if c.Limits.Burst < c.Limits.Rate {
 		l.problem(l.isSet("limits.burst", "limits.rate"),
 			fmt.Errorf("burst is %d, less than rate, which is %d", c.Limits.Burst, c.Limits.Rate), "")
+	}
+	if f := c.Records.Forget; f > 0 && f < time.Minute {
+		l.problem("records.forget", fmt.Errorf("is %s: a node that starts again would be forgotten", f),
+			"use at least 1m, or 0s")
 	}
 	if c.Limits.Unused > 0 && !(c.Has(Gateway) && c.Has(Controller) && c.Has(Node)) {
 		l.problem("limits.unused", errors.New("is set, and other processes have roles of this server"),

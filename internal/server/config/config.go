@@ -196,6 +196,7 @@ type Records struct {
 	Passwords string        `toml:"passwords" kind:"secret"`
 	Keep      time.Duration `toml:"keep" default:"168h" min:"1m" max:"8784h"`
 	Lease     time.Duration `toml:"lease" default:"6s" min:"1s" max:"5m"`
+	Forget    time.Duration `toml:"forget" default:"168h" min:"0s" max:"8784h"`
 }
 
 // Quota bounds each tenant that has no bounds of its own. 0 bounds nothing.

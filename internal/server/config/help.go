@@ -59,6 +59,8 @@ var help = map[string]string{
 	"records.passwords": "File with the password of that URL's user, as PGPASSFILE has it; none: " +
 		"that of PGPASSFILE.",
 	"records.lease": "How long the leader of several controllers may be silent before another one leads.",
+	"records.forget": "How long a node may be lost until it is forgotten, and what it had counts as lost; " +
+		"0s: for ever. At least 1m.",
 	"tokens.replace": "Whether this controller may lead with another key than the last leader had, " +
 		"whose tokens then end.",
 	"tokens.key":              "File with the key that signs the server's own tokens; it is made at the first start.",

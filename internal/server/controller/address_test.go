@@ -10,6 +10,7 @@ import (
 	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
+	"turnstone.dev/turnstone/internal/server/controller/guard"
 )
 
 // TestAddressOfNode: a node that registers over the network is on the network. Otherwise a node's
@@ -19,7 +20,7 @@ func TestAddressOfNode(t *testing.T) {
 	for _, far := range []bool{false, true} {
 		h := w.Peers()
 		if far {
-			h = FromNetwork(h)
+			h = guard.FromNetwork(h)
 		}
 		c := connectv1.NewControllerServiceClient(&http.Client{Transport: direct{h}},
 			"http://controller", api.ClientOptions()...)

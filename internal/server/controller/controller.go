@@ -71,6 +71,7 @@ type Options struct {
 // Times are the controller's intervals. Zero values select the defaults.
 type Times struct {
 	Lost    time.Duration // from a node's last registration to its loss: 20 s
+	Forget  time.Duration // from a node's last registration until it is forgotten: never
 	Silence time.Duration // from a node's last event to a new connection: 45 s
 	Gone    time.Duration // until a node's word that a machine has vanished is believed: 5 s
 	Alive   time.Duration // between events of a watch: 15 s
@@ -126,6 +127,7 @@ type Controller struct {
 	calls    inflight.Locks
 	unmade   inflight.Unmade
 	pendings inflight.Pendings
+	losses   placing.Losses
 	guide    guide.Guide
 }
 
@@ -153,8 +155,9 @@ func New(ctx context.Context, o Options) (*Controller, error) {
 	c := &Controller{o: o, log: o.Log, leave: func() {}, gate: fair.NewGate(o.Waiting),
 		quotas: quota.New(o.Quota)}
 	c.nodes.all = map[string]*node{}
-	c.nodes.fleet = placing.New(placing.Options{Lost: o.Times.Lost, Pools: o.Pools,
+	c.nodes.fleet = placing.New(placing.Options{Lost: o.Times.Lost, Forget: o.Times.Forget, Pools: o.Pools,
 		Bound: o.PoolBound, Version: o.Version})
+	c.losses.Records, c.losses.Shared, c.losses.Reconcile = o.Records, o.Shared, c.reconcile
 	c.hub.max = o.Watches
 	c.guide = guide.Guide{Shared: o.Shared, Place: c.nodes.place, At: c.at, Change: c.change,
 		Pend: c.pendings.Add}

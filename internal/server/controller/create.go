@@ -11,6 +11,7 @@ import (
 	"turnstone.dev/turnstone/internal/api"
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/server/auth"
+	"turnstone.dev/turnstone/internal/server/controller/inflight"
 	"turnstone.dev/turnstone/internal/server/controller/message"
 	"turnstone.dev/turnstone/internal/server/controller/placing"
 	"turnstone.dev/turnstone/internal/server/controller/quota"
@@ -269,7 +270,7 @@ func (c *Controller) fail(ctx context.Context, n creation, made []records.Object
 	ctx, end := system(ctx)
 	defer end()
 	err = asked(err)
-	if n.key != nil && again(err) {
+	if n.key != nil && again(err) && !c.nodes.lostWith(made[0]) {
 		for _, o := range made {
 			c.unmade.Add(o, !gone(err))
 		}
@@ -311,9 +312,20 @@ func (c *Controller) end(ctx context.Context, all []records.Object, told bool) {
 	}
 }
 
+// lostWith reports whether an object that was asked for is a sandbox whose node is lost: another one may
+// be asked for then, elsewhere.
+func (r *registry) lostWith(o records.Object) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return o.Kind == records.Sandbox && r.fleet.State(o.Node) == placing.Lost
+}
+
 // giveUp ends the creations whose repetition did not come.
-func (c *Controller) giveUp(ctx context.Context) {
-	for _, w := range c.unmade.Take(c.o.Times.Abandon) {
+func (c *Controller) giveUp(ctx context.Context) { c.abandon(ctx, c.unmade.Take(c.o.Times.Abandon)) }
+
+// abandon ends creations that wait for a repetition.
+func (c *Controller) abandon(ctx context.Context, all []inflight.Waiting) {
+	for _, w := range all {
 		o := w.Object
 		func() {
 			unlock, err := c.calls.Lock(ctx, lockOf(o))

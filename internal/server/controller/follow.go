@@ -23,6 +23,8 @@ const (
 	maxTemplates = 10_000
 	minWait      = 100 * time.Millisecond
 	maxWait      = 5 * time.Second
+
+	maxSurplusWait = time.Minute
 )
 
 // follow follows a node until ctx ends. A connection that fails is made again.
@@ -134,10 +136,14 @@ func (c *Controller) learn(n *node, info *v1.Node) {
 func (c *Controller) agree(ctx context.Context, n *node, l listing, mark records.Mark,
 	pending []string) error {
 	pending = append(pending, c.unmade.Of(n.name)...) // their next call makes them again
-	out, err := c.reconcile(ctx, records.Report{Node: n.name, Mark: mark, Pending: pending,
+	gone, _ := c.losses.Gone(n.name)
+	out, err := c.reconcile(ctx, records.Report{Node: n.name, Mark: mark, Pending: pending, Known: gone,
 		Objects: slices.DeleteFunc(l.objects, func(o records.Object) bool {
 			return c.undecided(ctx, n.name, message.Report{Object: o})
 		})})
+	if err == nil {
+		err = c.returned(ctx, n)
+	}
 	if err != nil {
 		return err
 	}
@@ -254,7 +260,9 @@ func (c *Controller) drain(ctx context.Context, n *node, q *usage.Queue) error {
 			c.log.Error("a node's reports cannot be recorded", "node", n.name, "error", err)
 			return err
 		}
-		c.removeSurplus(ctx, n, surplus)
+		if len(surplus) > 0 {
+			c.tasks.Go(func() { c.removeSurplus(ctx, n, surplus) })
+		}
 	}
 }
 
@@ -415,15 +423,24 @@ func (c *Controller) gone(ctx context.Context, node string, r message.Report) er
 	return err
 }
 
-// removeSurplus removes what a node has and should not. Sessions and snapshots are never removed:
-// they cannot be made again.
+// removeSurplus removes what a node has and should not, until ctx ends with the node's reports: the next
+// list shows what is left. Sessions and snapshots are never removed: they cannot be made again.
 func (c *Controller) removeSurplus(ctx context.Context, n *node, all []records.Object) {
-	for _, o := range all {
-		ctx, end := context.WithTimeout(ctx, c.o.Times.Call)
-		err := c.discard(ctx, n.name, o)
-		end()
-		if err != nil && ctx.Err() == nil {
-			c.log.Warn("a node has what it should not", "node", n.name, "object", o.ID, "error", err)
+	for wait := minWait; len(all) > 0 && ctx.Err() == nil; wait = min(2*wait, maxSurplusWait) {
+		all = slices.DeleteFunc(all, func(o records.Object) bool {
+			ask, end := context.WithTimeout(ctx, c.o.Times.Call)
+			defer end()
+			err := c.discard(ask, n.name, o)
+			if err != nil && ctx.Err() == nil {
+				c.log.Warn("a node has what it should not", "node", n.name, "object", o.ID, "error", err)
+			}
+			return err == nil
+		})
+		if len(all) > 0 {
+			select {
+			case <-ctx.Done():
+			case <-time.After(wait):
+			}
 		}
 	}
 }

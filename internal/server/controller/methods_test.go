@@ -129,7 +129,8 @@ var requests = map[string]struct {
 	"PoolService/SetPool": {func(target) proto.Message {
 		return &v1.SetPoolRequest{Name: "p", Ttl: durationpb.New(time.Minute)}
 	}, ""},
-	"ServerService/ListNodes": {func(target) proto.Message { return &v1.ListNodesRequest{} }, ""},
+	"ServerService/ListNodes":  {func(target) proto.Message { return &v1.ListNodesRequest{} }, ""},
+	"ServerService/RemoveNode": {func(target) proto.Message { return &v1.RemoveNodeRequest{Name: "none"} }, ""},
 	"ServerService/CreateToken": {func(target) proto.Message {
 		return &v1.CreateTokenRequest{Name: "x", Ttl: durationpb.New(time.Minute)}
 	}, ""},

@@ -3,10 +3,7 @@ package controller
 import (
 	"cmp"
 	"context"
-	"net"
 	"net/http"
-	"strconv"
-	"sync"
 
 	"connectrpc.com/connect"
 
@@ -32,7 +29,7 @@ func (c *Controller) peerHandler() http.Handler {
 // RegisterNode implements turnstonev1connect.ControllerServiceHandler.
 func (c peerService) RegisterNode(ctx context.Context,
 	r *connect.Request[v1.RegisterNodeRequest]) (*connect.Response[v1.RegisterNodeResponse], error) {
-	if ctx.Value(networkKey{}) != nil && !isNetwork(r.Msg.Address) {
+	if guard.IsFromNetwork(ctx) && !guard.IsNetwork(r.Msg.Address) {
 		return nil, turnstone.Errorf("node.register", turnstone.KindInvalid,
 			"the address of node "+r.Msg.Node.GetName(), "is not HOST:PORT, and the node is on "+
 				"another machine").WithHint("set peers.address of the node to HOST:PORT")
@@ -44,24 +41,6 @@ func (c peerService) RegisterNode(ctx context.Context,
 	defer c.nodes.mu.Unlock()
 	return connect.NewResponse(&v1.RegisterNodeResponse{
 		Pools: c.nodes.fleet.Shares(r.Msg.Node.Name)}), nil
-}
-
-type networkKey struct{}
-
-// FromNetwork marks the requests of roles that come over TCP. The address of such a node is on the
-// network: by another one, its certificate would open sockets of this machine's user, or stand for
-// the node of this process.
-func FromNetwork(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), networkKey{}, true)))
-	})
-}
-
-// isNetwork reports whether an address is HOST:PORT.
-func isNetwork(address string) bool {
-	host, port, err := net.SplitHostPort(address)
-	n, bad := strconv.ParseUint(port, 10, 16)
-	return err == nil && bad == nil && host != "" && host != "unix" && n != 0
 }
 
 // LocateChannel implements turnstonev1connect.ControllerServiceHandler.
@@ -116,98 +95,7 @@ func allowNode(p auth.Principal) error {
 }
 
 // WatchAuthority implements turnstonev1connect.ControllerServiceHandler.
-func (c peerService) WatchAuthority(ctx context.Context,
-	_ *connect.Request[v1.WatchAuthorityRequest],
+func (c peerService) WatchAuthority(ctx context.Context, _ *connect.Request[v1.WatchAuthorityRequest],
 	stream *connect.ServerStream[v1.WatchAuthorityResponse]) error {
-	f := &remoteFollower{wake: make(chan struct{}, 1)}
-	leave, err := c.o.Publisher.Follow(f)
-	if err != nil {
-		return err
-	}
-	defer leave()
-	var sent uint64
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-c.ctx.Done():
-			return turnstone.Errorf("authority.watch", turnstone.KindUnavailable, "the controller",
-				"ends").WithHint("watch again")
-		case <-f.wake:
-		}
-		b := f.newest()
-		if b.Number == sent {
-			if err := stream.Send(&v1.WatchAuthorityResponse{Number: sent}); err != nil {
-				return err
-			}
-			continue
-		}
-		if err := sendBulletin(b, stream.Send); err != nil {
-			return err
-		}
-		sent = b.Number
-	}
-}
-
-// partSize is the size of a part of a bulletin.
-const partSize = 1 << 20
-
-func sendBulletin(b auth.Bulletin, send func(*v1.WatchAuthorityResponse) error) error {
-	text, err := b.Encode()
-	if err != nil {
-		return err
-	}
-	for len(text) > 0 {
-		n := min(len(text), partSize)
-		err := send(&v1.WatchAuthorityResponse{Number: b.Number, Part: text[:n],
-			Last: n == len(text)})
-		if err != nil {
-			return err
-		}
-		text = text[n:]
-	}
-	return nil
-}
-
-// A remoteFollower queues the newest bulletin for a gateway.
-type remoteFollower struct {
-	wake chan struct{} // has one element when there is a bulletin or a confirmation
-
-	mu   sync.Mutex
-	last auth.Bulletin
-}
-
-// Update implements auth.Follower.
-func (f *remoteFollower) Update(b auth.Bulletin) error {
-	f.mu.Lock()
-	f.last = b
-	f.mu.Unlock()
-	f.signal()
-	return nil
-}
-
-// Confirm implements auth.Follower.
-func (f *remoteFollower) Confirm(number uint64) error {
-	f.mu.Lock()
-	have := f.last.Number
-	f.mu.Unlock()
-	if have != number {
-		return turnstone.Errorf("authority.watch", turnstone.KindIntegrity, "bulletin",
-			"number %d is confirmed, which did not come", number)
-	}
-	f.signal()
-	return nil
-}
-
-func (f *remoteFollower) signal() {
-	select {
-	case f.wake <- struct{}{}:
-	default:
-	}
-}
-
-func (f *remoteFollower) newest() auth.Bulletin {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.last
+	return guard.WatchAuthority(ctx, c.ctx.Done(), c.o.Publisher, stream.Send)
 }

@@ -44,7 +44,7 @@ func (c sandboxService) CreateSandbox(ctx context.Context,
 	var answer *v1.CreateSandboxResponse
 	machine, room := c.nodes.planned(m.Machine, template), &placing.Room{}
 	want := placing.Need{Tenant: p.Tenant, Machine: orEmpty(m.Machine), Substrate: m.Substrate,
-		Template: template, Planned: machine, Store: m.ContextId != ""}
+		Template: template, Planned: machine, Store: m.ContextId != "", Avoid: m.AvoidNodes}
 	if template != "" && m.ContextId == "" {
 		c.nodes.arrive(want)
 	}
@@ -289,7 +289,7 @@ func (c sandboxService) GetSandbox(ctx context.Context, r *connect.Request[v1.Ge
 	if err != nil {
 		return nil, err
 	}
-	return connect.NewResponse(&v1.GetSandboxResponse{Sandbox: message.Sandbox(x)}), nil
+	return connect.NewResponse(&v1.GetSandboxResponse{Sandbox: c.shown(x)}), nil
 }
 
 // sandboxQuery returns the query of a filter.
@@ -319,7 +319,7 @@ func (c sandboxService) ListSandboxes(ctx context.Context,
 	}
 	answer := &v1.ListSandboxesResponse{NextPageToken: next}
 	for _, x := range all {
-		answer.Sandboxes = append(answer.Sandboxes, message.Sandbox(x))
+		answer.Sandboxes = append(answer.Sandboxes, c.shown(x))
 	}
 	return connect.NewResponse(answer), nil
 }
@@ -340,7 +340,7 @@ func (c sandboxService) WatchSandboxes(ctx context.Context,
 	return c.watch(ctx, p, q, func(e v1.WatchEvent, x *message.Seen) error {
 		m := &v1.WatchSandboxesResponse{Event: e}
 		if x != nil {
-			m.Sandbox = message.Sandbox(*x)
+			m.Sandbox = c.shown(*x)
 		}
 		return stream.Send(m)
 	})
@@ -379,7 +379,8 @@ func (c sandboxService) DeleteSandbox(ctx context.Context,
 	if x.State.Final() {
 		return done(x) // whatever the node says: what is left of it is not in use
 	}
-	if err != nil && !isNotFound(err) {
+	// A lost node is told to remove it when it comes back.
+	if err != nil && !isNotFound(err) && !c.nodes.lostWith(x.Object) {
 		return nil, asked(err)
 	}
 	ctx, end := system(ctx)

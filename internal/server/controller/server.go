@@ -21,7 +21,8 @@ type serverService struct{ *Controller }
 // ListNodes implements turnstonev1connect.ServerServiceHandler.
 func (c serverService) ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (
 	*connect.Response[v1.ListNodesResponse], error) {
-	return connect.NewResponse(&v1.ListNodesResponse{Nodes: c.nodes.present(),
+	all, lost := c.nodes.present()
+	return connect.NewResponse(&v1.ListNodesResponse{Nodes: all, Lost: lost,
 		Waiting: uint32(c.gate.Waiting())}), nil
 }
 

@@ -52,7 +52,7 @@ func (c sessionService) CreateSession(ctx context.Context,
 			if m.Name != "" {
 				near = c.ledger.NodeOf(p.Tenant, m.Name)
 			}
-			room, err := c.guide.Room(placing.Need{}, near)
+			room, err := c.guide.Room(placing.Need{Avoid: m.AvoidNodes}, near)
 			return []records.Object{{Kind: records.Session, ID: string(turnstone.NewSessionID()),
 				Tenant: p.Tenant, Owner: p.Subject, Node: room.Node, Name: m.Name}}, err
 		},

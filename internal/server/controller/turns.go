@@ -42,7 +42,7 @@ func (c turnService) StartTurn(ctx context.Context, r *connect.Request[v1.StartT
 	}
 	answer := &v1.StartTurnResponse{}
 	machine := c.nodes.planned(m.Machine, ask.Template)
-	need := placing.Need{Machine: orEmpty(m.Machine), Template: ask.Template, Store: true}
+	need := placing.Need{Machine: orEmpty(m.Machine), Template: ask.Template, Store: true, Avoid: m.AvoidNodes}
 	err := c.create(ctx, p, creation{op: op, key: keyOf(p, "StartTurn", m),
 		want: quota.Want{Turn: true, Each: machine, Stores: true},
 		plan: func(ctx context.Context) ([]records.Object, error) {

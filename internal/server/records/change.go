@@ -210,7 +210,7 @@ func (db *DB) reconcile(ctx context.Context, tx *transaction, r Report) (out Out
 		return out, err
 	}
 	for _, x := range rows {
-		if present[ref{x.Kind, x.ID}] || pending[x.ID] {
+		if present[ref{x.Kind, x.ID}] || pending[x.ID] || r.Stays != nil && r.Stays(x.Object) {
 			continue
 		}
 		c := Change{Event: Lost}
@@ -236,6 +236,11 @@ func (db *DB) agree(ctx context.Context, tx *transaction, of Report, o Object, o
 	moves := err == nil && o.Kind == Turn && r.Node != node && o.Tenant == r.Tenant && !r.State.Final() &&
 		of.Moves != nil && of.Moves(r.Object, o)
 	switch {
+	case errors.Is(err, errNone) && of.Known && (o.Kind == Sandbox || o.Kind == Turn):
+		if !o.State.Final() {
+			out.Surplus = append(out.Surplus, o)
+		}
+		return nil
 	case errors.Is(err, errNone):
 		return db.adopt(ctx, tx, node, o, out)
 	case err != nil:

@@ -35,7 +35,8 @@ type Store interface {
 	// all. A machine that existed in a part of the time counts with that part.
 	Usage(ctx context.Context, tenant, session string, since, until time.Time) (Total, error)
 
-	// Prune removes what is no longer needed. A controller calls it every minute, because it also
+	// Prune removes what is no longer needed. Sandboxes and turns that have ended stay as long as their
+	// node is lost, because it may have them still; that a node is gone is known for 60 days. A controller calls it every minute, because it also
 	// stores the age of the database.
 	Prune(ctx context.Context) error
 	Close() error
@@ -176,6 +177,7 @@ const (
 	NodeUp       NodeState = "up"
 	NodeDraining NodeState = "draining"
 	NodeLost     NodeState = "lost" // it does not answer
+	NodeGone     NodeState = "gone" // it was lost, and what it had has ended
 )
 
 // A Node is a node of the server.
@@ -200,6 +202,10 @@ type Report struct {
 	// Objects need only Kind, ID and State. One with a tenant that has not ended and has no record
 	// gets one. A session that the node had lost and has again gets its record back.
 	Objects []Object
+	// Stays says which objects are not lost although the list misses them; nil: none.
+	Stays func(Object) bool
+	// Known: a sandbox or turn without a record gets none, and is surplus. The node was gone.
+	Known bool
 	// Moves says whether a turn of another node's record is this node's by now, where nodes share
 	// sessions; nil: none is.
 	Moves func(have, told Object) bool

@@ -10,7 +10,7 @@ import (
 // PutNode implements Store.
 func (db *DB) PutNode(ctx context.Context, n Node) error {
 	if !isID(n.Name) || !isText(n.Address) || len(n.Detail) > maxNode || !isTime(n.Seen) ||
-		!slices.Contains([]NodeState{NodeUp, NodeDraining, NodeLost}, n.State) {
+		!slices.Contains([]NodeState{NodeUp, NodeDraining, NodeLost, NodeGone}, n.State) {
 		return invalid("node", "the node", "%.140q cannot be stored", n.Name)
 	}
 	return db.write(ctx, false, "node", func(ctx context.Context, tx *transaction) error {

@@ -175,6 +175,9 @@ func (db *DB) Number(ctx context.Context) (n uint64, err error) {
 // spare is how long after the end of its token a revocation stays: clocks of verifiers differ.
 const spare = 24 * time.Hour
 
+// keepGone is how long it is known that a node is gone: twice the longest life of a sandbox.
+const keepGone = 60 * 24 * time.Hour
+
 // Prune implements Store. What ends by the wall clock is removed when both the wall clock and the
 // age of the database say so: neither a clock that jumps ahead nor one that jumps back revives a
 // token.
@@ -190,8 +193,10 @@ func (db *DB) Prune(ctx context.Context) error {
 			args []any
 		}{
 			{"DELETE FROM keys WHERE" + deadKey, []any{int64(age - KeyLife)}},
-			{"DELETE FROM objects WHERE ended_age <= ? AND key IS NULL",
+			{`DELETE FROM objects WHERE ended_age <= ? AND key IS NULL AND (kind NOT IN ('sandbox', 'turn')
+				OR node NOT IN (SELECT name FROM nodes WHERE state = 'lost'))`,
 				[]any{int64(age - db.options.Keep)}},
+			{"DELETE FROM nodes WHERE state = 'gone' AND seen <= ?", []any{unixNano(now.Add(-keepGone))}},
 			{`DELETE FROM revocations WHERE until <> 0 AND until <= ?
 				AND age + {max}(0, until - revoked) <= ?`,
 				[]any{unixNano(now.Add(-spare)), int64(age - spare)}},

@@ -42,7 +42,9 @@ type SetPoolRequest struct {
 	// How many wait; 0 ends the pool.
 	Count uint32 `protobuf:"varint,5,opt,name=count,proto3" json:"count,omitempty"`
 	// The time to the pool's end.
-	Ttl           *durationpb.Duration `protobuf:"bytes,6,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	Ttl *durationpb.Duration `protobuf:"bytes,6,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// The names of nodes that have no part of the pool, as in CreateSandboxRequest.
+	AvoidNodes    []string `protobuf:"bytes,7,rep,name=avoid_nodes,json=avoidNodes,proto3" json:"avoid_nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -126,6 +128,13 @@ func (x *SetPoolRequest) GetCount() uint32 {
 func (x *SetPoolRequest) GetTtl() *durationpb.Duration {
 	if x != nil {
 		return x.Ttl
+	}
+	return nil
+}
+
+func (x *SetPoolRequest) GetAvoidNodes() []string {
+	if x != nil {
+		return x.AvoidNodes
 	}
 	return nil
 }
@@ -215,7 +224,7 @@ var File_turnstone_v1_pool_proto protoreflect.FileDescriptor
 
 const file_turnstone_v1_pool_proto_rawDesc = "" +
 	"\n" +
-	"\x17turnstone/v1/pool.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x19turnstone/v1/common.proto\x1a\x1aturnstone/v1/options.proto\"\xef\x02\n" +
+	"\x17turnstone/v1/pool.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x19turnstone/v1/common.proto\x1a\x1aturnstone/v1/options.proto\"\xc2\x03\n" +
 	"\x0eSetPoolRequest\x126\n" +
 	"\x04name\x18\x01 \x01(\tB\"\xbaH\x1fr\x1d2\x1b^[a-z0-9][a-z0-9.-]{0,252}$R\x04name\x12@\n" +
 	"\btemplate\x18\x02 \x01(\tB\"\xbaH\x1fr\x1d2\x1b^[a-z0-9][a-z0-9._-]{0,62}$H\x00R\btemplate\x12E\n" +
@@ -223,7 +232,9 @@ const file_turnstone_v1_pool_proto_rawDesc = "" +
 	"\amachine\x18\x04 \x01(\v2\x15.turnstone.v1.MachineR\amachine\x12\x1f\n" +
 	"\x05count\x18\x05 \x01(\rB\t\xbaH\x06*\x04\x18\xa0\x8d\x06R\x05count\x12@\n" +
 	"\x03ttl\x18\x06 \x01(\v2\x19.google.protobuf.DurationB\x13\xbaH\x10\xc8\x01\x01\xaa\x01\n" +
-	"\"\x04\b\x80\xa3\x052\x02\b\x01R\x03ttlB\b\n" +
+	"\"\x04\b\x80\xa3\x052\x02\b\x01R\x03ttl\x12Q\n" +
+	"\vavoid_nodes\x18\a \x03(\tB0\xbaH-\x92\x01*\x10\x80\x02\"%r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\n" +
+	"avoidNodesB\b\n" +
 	"\x06source\"W\n" +
 	"\x0fSetPoolResponse\x12\x16\n" +
 	"\x06target\x18\x01 \x01(\rR\x06target\x12\x14\n" +

@@ -207,7 +207,10 @@ type Sandbox struct {
 	// What manages it, as a caller with the scope sandboxes:manage set it at the creation, such as
 	// "kubernetes/CLUSTER/NAMESPACE/NAME/UID". Empty: nothing. Unlike metadata it can be believed. A fork
 	// has none.
-	ManagedBy     string `protobuf:"bytes,25,opt,name=managed_by,json=managedBy,proto3" json:"managed_by,omitempty"`
+	ManagedBy string `protobuf:"bytes,25,opt,name=managed_by,json=managedBy,proto3" json:"managed_by,omitempty"`
+	// When its node answered last, if the node does not answer; unset: it does. The state is that of
+	// then. A watch does not report it by itself.
+	NodeLost      *timestamppb.Timestamp `protobuf:"bytes,26,opt,name=node_lost,json=nodeLost,proto3" json:"node_lost,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -417,6 +420,13 @@ func (x *Sandbox) GetManagedBy() string {
 	return ""
 }
 
+func (x *Sandbox) GetNodeLost() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NodeLost
+	}
+	return nil
+}
+
 // CreateSandboxRequest describes a new sandbox.
 type CreateSandboxRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -460,7 +470,10 @@ type CreateSandboxRequest struct {
 	Branch string `protobuf:"bytes,17,opt,name=branch,proto3" json:"branch,omitempty"`
 	// What manages the sandbox: a path, of which a filter can name the beginning. The scope
 	// sandboxes:manage is needed to set it, and nothing changes it.
-	ManagedBy     string `protobuf:"bytes,18,opt,name=managed_by,json=managedBy,proto3" json:"managed_by,omitempty"`
+	ManagedBy string `protobuf:"bytes,18,opt,name=managed_by,json=managedBy,proto3" json:"managed_by,omitempty"`
+	// The names of nodes that do not get the sandbox, such as those whose keys the caller does not
+	// trust. A repetition with the same idempotency key may name others.
+	AvoidNodes    []string `protobuf:"bytes,19,rep,name=avoid_nodes,json=avoidNodes,proto3" json:"avoid_nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -632,6 +645,13 @@ func (x *CreateSandboxRequest) GetManagedBy() string {
 		return x.ManagedBy
 	}
 	return ""
+}
+
+func (x *CreateSandboxRequest) GetAvoidNodes() []string {
+	if x != nil {
+		return x.AvoidNodes
+	}
+	return nil
 }
 
 type isCreateSandboxRequest_Source interface {
@@ -2364,7 +2384,7 @@ var File_turnstone_v1_sandbox_proto protoreflect.FileDescriptor
 
 const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\n" +
-	"\x1aturnstone/v1/sandbox.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aturnstone/v1/channel.proto\x1a\x19turnstone/v1/common.proto\x1a\x1aturnstone/v1/options.proto\"\xc8\a\n" +
+	"\x1aturnstone/v1/sandbox.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aturnstone/v1/channel.proto\x1a\x19turnstone/v1/common.proto\x1a\x1aturnstone/v1/options.proto\"\x81\b\n" +
 	"\aSandbox\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x12\n" +
@@ -2395,10 +2415,11 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\x04used\x18\x17 \x01(\v2\x12.turnstone.v1.UsedR\x04used\x12\x18\n" +
 	"\aversion\x18\x18 \x01(\tR\aversion\x12\x1d\n" +
 	"\n" +
-	"managed_by\x18\x19 \x01(\tR\tmanagedBy\x1a;\n" +
+	"managed_by\x18\x19 \x01(\tR\tmanagedBy\x127\n" +
+	"\tnode_lost\x18\x1a \x01(\v2\x1a.google.protobuf.TimestampR\bnodeLost\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x98\v\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xeb\v\n" +
 	"\x14CreateSandboxRequest\x12D\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tB\x1b\xbaH\x18r\x16(@2\x12^[A-Za-z0-9._:-]*$R\x0eidempotencyKey\x12@\n" +
 	"\btemplate\x18\x02 \x01(\tB\"\xbaH\x1fr\x1d2\x1b^[a-z0-9][a-z0-9._-]{0,62}$H\x00R\btemplate\x12E\n" +
@@ -2422,7 +2443,9 @@ const file_turnstone_v1_sandbox_proto_rawDesc = "" +
 	"\x04live\x18\x10 \x01(\bR\x04live\x12C\n" +
 	"\x06branch\x18\x11 \x01(\tB+\xbaH(\xd8\x01\x01r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\x06branch\x12c\n" +
 	"\n" +
-	"managed_by\x18\x12 \x01(\tBD\xbaHA\xd8\x01\x01r<(\x80\x0427^[a-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)+$R\tmanagedBy\x1a6\n" +
+	"managed_by\x18\x12 \x01(\tBD\xbaHA\xd8\x01\x01r<(\x80\x0427^[a-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)+$R\tmanagedBy\x12Q\n" +
+	"\vavoid_nodes\x18\x13 \x03(\tB0\xbaH-\x92\x01*\x10\x80\x02\"%r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\n" +
+	"avoidNodes\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a;\n" +
@@ -2661,83 +2684,84 @@ var file_turnstone_v1_sandbox_proto_depIdxs = []int32{
 	39, // 5: turnstone.v1.Sandbox.changed:type_name -> google.protobuf.Timestamp
 	39, // 6: turnstone.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
 	40, // 7: turnstone.v1.Sandbox.used:type_name -> turnstone.v1.Used
-	35, // 8: turnstone.v1.CreateSandboxRequest.env:type_name -> turnstone.v1.CreateSandboxRequest.EnvEntry
-	38, // 9: turnstone.v1.CreateSandboxRequest.machine:type_name -> turnstone.v1.Machine
-	41, // 10: turnstone.v1.CreateSandboxRequest.timeout:type_name -> google.protobuf.Duration
-	42, // 11: turnstone.v1.CreateSandboxRequest.network:type_name -> turnstone.v1.Network
-	36, // 12: turnstone.v1.CreateSandboxRequest.metadata:type_name -> turnstone.v1.CreateSandboxRequest.MetadataEntry
-	43, // 13: turnstone.v1.CreateSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 14: turnstone.v1.CreateSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	44, // 15: turnstone.v1.CreateSandboxResponse.channel:type_name -> turnstone.v1.Channel
-	39, // 16: turnstone.v1.CreateSandboxResponse.auth_token_expires:type_name -> google.protobuf.Timestamp
-	5,  // 17: turnstone.v1.CreateSandboxResponse.phases:type_name -> turnstone.v1.Phase
-	41, // 18: turnstone.v1.Phase.took:type_name -> google.protobuf.Duration
-	41, // 19: turnstone.v1.Phase.after:type_name -> google.protobuf.Duration
-	2,  // 20: turnstone.v1.GetSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	0,  // 21: turnstone.v1.SandboxFilter.states:type_name -> turnstone.v1.SandboxState
-	37, // 22: turnstone.v1.SandboxFilter.metadata:type_name -> turnstone.v1.SandboxFilter.MetadataEntry
-	45, // 23: turnstone.v1.ListSandboxesRequest.page:type_name -> turnstone.v1.Page
-	8,  // 24: turnstone.v1.ListSandboxesRequest.filter:type_name -> turnstone.v1.SandboxFilter
-	2,  // 25: turnstone.v1.ListSandboxesResponse.sandboxes:type_name -> turnstone.v1.Sandbox
-	8,  // 26: turnstone.v1.WatchSandboxesRequest.filter:type_name -> turnstone.v1.SandboxFilter
-	46, // 27: turnstone.v1.WatchSandboxesResponse.event:type_name -> turnstone.v1.WatchEvent
-	2,  // 28: turnstone.v1.WatchSandboxesResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	43, // 29: turnstone.v1.ConnectSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	44, // 30: turnstone.v1.ConnectSandboxResponse.channel:type_name -> turnstone.v1.Channel
-	43, // 31: turnstone.v1.DeleteSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 32: turnstone.v1.DeleteSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	43, // 33: turnstone.v1.PauseSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 34: turnstone.v1.PauseSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	43, // 35: turnstone.v1.ResumeSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 36: turnstone.v1.ResumeSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	43, // 37: turnstone.v1.ForkSandboxRequest.clients:type_name -> turnstone.v1.ChannelClient
-	41, // 38: turnstone.v1.ForkSandboxRequest.timeout:type_name -> google.protobuf.Duration
-	4,  // 39: turnstone.v1.ForkSandboxResponse.clones:type_name -> turnstone.v1.CreateSandboxResponse
-	43, // 40: turnstone.v1.SnapshotSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
-	25, // 41: turnstone.v1.SnapshotSandboxResponse.snapshot:type_name -> turnstone.v1.Snapshot
-	39, // 42: turnstone.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
-	45, // 43: turnstone.v1.ListSnapshotsRequest.page:type_name -> turnstone.v1.Page
-	25, // 44: turnstone.v1.ListSnapshotsResponse.snapshots:type_name -> turnstone.v1.Snapshot
-	43, // 45: turnstone.v1.DeleteSnapshotRequest.client:type_name -> turnstone.v1.ChannelClient
-	41, // 46: turnstone.v1.SetSandboxTimeoutRequest.timeout:type_name -> google.protobuf.Duration
-	43, // 47: turnstone.v1.SetSandboxTimeoutRequest.client:type_name -> turnstone.v1.ChannelClient
-	2,  // 48: turnstone.v1.SetSandboxTimeoutResponse.sandbox:type_name -> turnstone.v1.Sandbox
-	41, // 49: turnstone.v1.ExposePortRequest.ttl:type_name -> google.protobuf.Duration
-	43, // 50: turnstone.v1.ExposePortRequest.client:type_name -> turnstone.v1.ChannelClient
-	39, // 51: turnstone.v1.ExposePortResponse.expires:type_name -> google.protobuf.Timestamp
-	3,  // 52: turnstone.v1.SandboxService.CreateSandbox:input_type -> turnstone.v1.CreateSandboxRequest
-	6,  // 53: turnstone.v1.SandboxService.GetSandbox:input_type -> turnstone.v1.GetSandboxRequest
-	9,  // 54: turnstone.v1.SandboxService.ListSandboxes:input_type -> turnstone.v1.ListSandboxesRequest
-	11, // 55: turnstone.v1.SandboxService.WatchSandboxes:input_type -> turnstone.v1.WatchSandboxesRequest
-	13, // 56: turnstone.v1.SandboxService.ConnectSandbox:input_type -> turnstone.v1.ConnectSandboxRequest
-	15, // 57: turnstone.v1.SandboxService.DeleteSandbox:input_type -> turnstone.v1.DeleteSandboxRequest
-	17, // 58: turnstone.v1.SandboxService.PauseSandbox:input_type -> turnstone.v1.PauseSandboxRequest
-	19, // 59: turnstone.v1.SandboxService.ResumeSandbox:input_type -> turnstone.v1.ResumeSandboxRequest
-	21, // 60: turnstone.v1.SandboxService.ForkSandbox:input_type -> turnstone.v1.ForkSandboxRequest
-	23, // 61: turnstone.v1.SandboxService.SnapshotSandbox:input_type -> turnstone.v1.SnapshotSandboxRequest
-	26, // 62: turnstone.v1.SandboxService.ListSnapshots:input_type -> turnstone.v1.ListSnapshotsRequest
-	28, // 63: turnstone.v1.SandboxService.DeleteSnapshot:input_type -> turnstone.v1.DeleteSnapshotRequest
-	30, // 64: turnstone.v1.SandboxService.SetSandboxTimeout:input_type -> turnstone.v1.SetSandboxTimeoutRequest
-	32, // 65: turnstone.v1.SandboxService.ExposePort:input_type -> turnstone.v1.ExposePortRequest
-	4,  // 66: turnstone.v1.SandboxService.CreateSandbox:output_type -> turnstone.v1.CreateSandboxResponse
-	7,  // 67: turnstone.v1.SandboxService.GetSandbox:output_type -> turnstone.v1.GetSandboxResponse
-	10, // 68: turnstone.v1.SandboxService.ListSandboxes:output_type -> turnstone.v1.ListSandboxesResponse
-	12, // 69: turnstone.v1.SandboxService.WatchSandboxes:output_type -> turnstone.v1.WatchSandboxesResponse
-	14, // 70: turnstone.v1.SandboxService.ConnectSandbox:output_type -> turnstone.v1.ConnectSandboxResponse
-	16, // 71: turnstone.v1.SandboxService.DeleteSandbox:output_type -> turnstone.v1.DeleteSandboxResponse
-	18, // 72: turnstone.v1.SandboxService.PauseSandbox:output_type -> turnstone.v1.PauseSandboxResponse
-	20, // 73: turnstone.v1.SandboxService.ResumeSandbox:output_type -> turnstone.v1.ResumeSandboxResponse
-	22, // 74: turnstone.v1.SandboxService.ForkSandbox:output_type -> turnstone.v1.ForkSandboxResponse
-	24, // 75: turnstone.v1.SandboxService.SnapshotSandbox:output_type -> turnstone.v1.SnapshotSandboxResponse
-	27, // 76: turnstone.v1.SandboxService.ListSnapshots:output_type -> turnstone.v1.ListSnapshotsResponse
-	29, // 77: turnstone.v1.SandboxService.DeleteSnapshot:output_type -> turnstone.v1.DeleteSnapshotResponse
-	31, // 78: turnstone.v1.SandboxService.SetSandboxTimeout:output_type -> turnstone.v1.SetSandboxTimeoutResponse
-	33, // 79: turnstone.v1.SandboxService.ExposePort:output_type -> turnstone.v1.ExposePortResponse
-	66, // [66:80] is the sub-list for method output_type
-	52, // [52:66] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	39, // 8: turnstone.v1.Sandbox.node_lost:type_name -> google.protobuf.Timestamp
+	35, // 9: turnstone.v1.CreateSandboxRequest.env:type_name -> turnstone.v1.CreateSandboxRequest.EnvEntry
+	38, // 10: turnstone.v1.CreateSandboxRequest.machine:type_name -> turnstone.v1.Machine
+	41, // 11: turnstone.v1.CreateSandboxRequest.timeout:type_name -> google.protobuf.Duration
+	42, // 12: turnstone.v1.CreateSandboxRequest.network:type_name -> turnstone.v1.Network
+	36, // 13: turnstone.v1.CreateSandboxRequest.metadata:type_name -> turnstone.v1.CreateSandboxRequest.MetadataEntry
+	43, // 14: turnstone.v1.CreateSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 15: turnstone.v1.CreateSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	44, // 16: turnstone.v1.CreateSandboxResponse.channel:type_name -> turnstone.v1.Channel
+	39, // 17: turnstone.v1.CreateSandboxResponse.auth_token_expires:type_name -> google.protobuf.Timestamp
+	5,  // 18: turnstone.v1.CreateSandboxResponse.phases:type_name -> turnstone.v1.Phase
+	41, // 19: turnstone.v1.Phase.took:type_name -> google.protobuf.Duration
+	41, // 20: turnstone.v1.Phase.after:type_name -> google.protobuf.Duration
+	2,  // 21: turnstone.v1.GetSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	0,  // 22: turnstone.v1.SandboxFilter.states:type_name -> turnstone.v1.SandboxState
+	37, // 23: turnstone.v1.SandboxFilter.metadata:type_name -> turnstone.v1.SandboxFilter.MetadataEntry
+	45, // 24: turnstone.v1.ListSandboxesRequest.page:type_name -> turnstone.v1.Page
+	8,  // 25: turnstone.v1.ListSandboxesRequest.filter:type_name -> turnstone.v1.SandboxFilter
+	2,  // 26: turnstone.v1.ListSandboxesResponse.sandboxes:type_name -> turnstone.v1.Sandbox
+	8,  // 27: turnstone.v1.WatchSandboxesRequest.filter:type_name -> turnstone.v1.SandboxFilter
+	46, // 28: turnstone.v1.WatchSandboxesResponse.event:type_name -> turnstone.v1.WatchEvent
+	2,  // 29: turnstone.v1.WatchSandboxesResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	43, // 30: turnstone.v1.ConnectSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	44, // 31: turnstone.v1.ConnectSandboxResponse.channel:type_name -> turnstone.v1.Channel
+	43, // 32: turnstone.v1.DeleteSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 33: turnstone.v1.DeleteSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	43, // 34: turnstone.v1.PauseSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 35: turnstone.v1.PauseSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	43, // 36: turnstone.v1.ResumeSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 37: turnstone.v1.ResumeSandboxResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	43, // 38: turnstone.v1.ForkSandboxRequest.clients:type_name -> turnstone.v1.ChannelClient
+	41, // 39: turnstone.v1.ForkSandboxRequest.timeout:type_name -> google.protobuf.Duration
+	4,  // 40: turnstone.v1.ForkSandboxResponse.clones:type_name -> turnstone.v1.CreateSandboxResponse
+	43, // 41: turnstone.v1.SnapshotSandboxRequest.client:type_name -> turnstone.v1.ChannelClient
+	25, // 42: turnstone.v1.SnapshotSandboxResponse.snapshot:type_name -> turnstone.v1.Snapshot
+	39, // 43: turnstone.v1.Snapshot.created:type_name -> google.protobuf.Timestamp
+	45, // 44: turnstone.v1.ListSnapshotsRequest.page:type_name -> turnstone.v1.Page
+	25, // 45: turnstone.v1.ListSnapshotsResponse.snapshots:type_name -> turnstone.v1.Snapshot
+	43, // 46: turnstone.v1.DeleteSnapshotRequest.client:type_name -> turnstone.v1.ChannelClient
+	41, // 47: turnstone.v1.SetSandboxTimeoutRequest.timeout:type_name -> google.protobuf.Duration
+	43, // 48: turnstone.v1.SetSandboxTimeoutRequest.client:type_name -> turnstone.v1.ChannelClient
+	2,  // 49: turnstone.v1.SetSandboxTimeoutResponse.sandbox:type_name -> turnstone.v1.Sandbox
+	41, // 50: turnstone.v1.ExposePortRequest.ttl:type_name -> google.protobuf.Duration
+	43, // 51: turnstone.v1.ExposePortRequest.client:type_name -> turnstone.v1.ChannelClient
+	39, // 52: turnstone.v1.ExposePortResponse.expires:type_name -> google.protobuf.Timestamp
+	3,  // 53: turnstone.v1.SandboxService.CreateSandbox:input_type -> turnstone.v1.CreateSandboxRequest
+	6,  // 54: turnstone.v1.SandboxService.GetSandbox:input_type -> turnstone.v1.GetSandboxRequest
+	9,  // 55: turnstone.v1.SandboxService.ListSandboxes:input_type -> turnstone.v1.ListSandboxesRequest
+	11, // 56: turnstone.v1.SandboxService.WatchSandboxes:input_type -> turnstone.v1.WatchSandboxesRequest
+	13, // 57: turnstone.v1.SandboxService.ConnectSandbox:input_type -> turnstone.v1.ConnectSandboxRequest
+	15, // 58: turnstone.v1.SandboxService.DeleteSandbox:input_type -> turnstone.v1.DeleteSandboxRequest
+	17, // 59: turnstone.v1.SandboxService.PauseSandbox:input_type -> turnstone.v1.PauseSandboxRequest
+	19, // 60: turnstone.v1.SandboxService.ResumeSandbox:input_type -> turnstone.v1.ResumeSandboxRequest
+	21, // 61: turnstone.v1.SandboxService.ForkSandbox:input_type -> turnstone.v1.ForkSandboxRequest
+	23, // 62: turnstone.v1.SandboxService.SnapshotSandbox:input_type -> turnstone.v1.SnapshotSandboxRequest
+	26, // 63: turnstone.v1.SandboxService.ListSnapshots:input_type -> turnstone.v1.ListSnapshotsRequest
+	28, // 64: turnstone.v1.SandboxService.DeleteSnapshot:input_type -> turnstone.v1.DeleteSnapshotRequest
+	30, // 65: turnstone.v1.SandboxService.SetSandboxTimeout:input_type -> turnstone.v1.SetSandboxTimeoutRequest
+	32, // 66: turnstone.v1.SandboxService.ExposePort:input_type -> turnstone.v1.ExposePortRequest
+	4,  // 67: turnstone.v1.SandboxService.CreateSandbox:output_type -> turnstone.v1.CreateSandboxResponse
+	7,  // 68: turnstone.v1.SandboxService.GetSandbox:output_type -> turnstone.v1.GetSandboxResponse
+	10, // 69: turnstone.v1.SandboxService.ListSandboxes:output_type -> turnstone.v1.ListSandboxesResponse
+	12, // 70: turnstone.v1.SandboxService.WatchSandboxes:output_type -> turnstone.v1.WatchSandboxesResponse
+	14, // 71: turnstone.v1.SandboxService.ConnectSandbox:output_type -> turnstone.v1.ConnectSandboxResponse
+	16, // 72: turnstone.v1.SandboxService.DeleteSandbox:output_type -> turnstone.v1.DeleteSandboxResponse
+	18, // 73: turnstone.v1.SandboxService.PauseSandbox:output_type -> turnstone.v1.PauseSandboxResponse
+	20, // 74: turnstone.v1.SandboxService.ResumeSandbox:output_type -> turnstone.v1.ResumeSandboxResponse
+	22, // 75: turnstone.v1.SandboxService.ForkSandbox:output_type -> turnstone.v1.ForkSandboxResponse
+	24, // 76: turnstone.v1.SandboxService.SnapshotSandbox:output_type -> turnstone.v1.SnapshotSandboxResponse
+	27, // 77: turnstone.v1.SandboxService.ListSnapshots:output_type -> turnstone.v1.ListSnapshotsResponse
+	29, // 78: turnstone.v1.SandboxService.DeleteSnapshot:output_type -> turnstone.v1.DeleteSnapshotResponse
+	31, // 79: turnstone.v1.SandboxService.SetSandboxTimeout:output_type -> turnstone.v1.SetSandboxTimeoutResponse
+	33, // 80: turnstone.v1.SandboxService.ExposePort:output_type -> turnstone.v1.ExposePortResponse
+	67, // [67:81] is the sub-list for method output_type
+	53, // [53:67] is the sub-list for method input_type
+	53, // [53:53] is the sub-list for extension type_name
+	53, // [53:53] is the sub-list for extension extendee
+	0,  // [0:53] is the sub-list for field type_name
 }
 
 func init() { file_turnstone_v1_sandbox_proto_init() }

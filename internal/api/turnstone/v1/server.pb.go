@@ -66,7 +66,9 @@ type ListNodesResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Nodes []*Node                `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
 	// The requests that wait for their turn or for room, of all tenants.
-	Waiting       uint32 `protobuf:"varint,2,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	Waiting uint32 `protobuf:"varint,2,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	// The nodes that do not answer, in the order of their names.
+	Lost          []*LostNode `protobuf:"bytes,3,rep,name=lost,proto3" json:"lost,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -115,6 +117,181 @@ func (x *ListNodesResponse) GetWaiting() uint32 {
 	return 0
 }
 
+func (x *ListNodesResponse) GetLost() []*LostNode {
+	if x != nil {
+		return x.Lost
+	}
+	return nil
+}
+
+// LostNode is a node that does not answer.
+type LostNode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As it was last.
+	Node *Node `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	// When it answered last.
+	Since         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LostNode) Reset() {
+	*x = LostNode{}
+	mi := &file_turnstone_v1_server_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LostNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LostNode) ProtoMessage() {}
+
+func (x *LostNode) ProtoReflect() protoreflect.Message {
+	mi := &file_turnstone_v1_server_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LostNode.ProtoReflect.Descriptor instead.
+func (*LostNode) Descriptor() ([]byte, []int) {
+	return file_turnstone_v1_server_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *LostNode) GetNode() *Node {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *LostNode) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+type RemoveNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveNodeRequest) Reset() {
+	*x = RemoveNodeRequest{}
+	mi := &file_turnstone_v1_server_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveNodeRequest) ProtoMessage() {}
+
+func (x *RemoveNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_turnstone_v1_server_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveNodeRequest.ProtoReflect.Descriptor instead.
+func (*RemoveNodeRequest) Descriptor() ([]byte, []int) {
+	return file_turnstone_v1_server_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *RemoveNodeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// RemoveNodeResponse counts what was lost with the node, of all tenants.
+type RemoveNodeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandboxes     uint32                 `protobuf:"varint,1,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
+	Turns         uint32                 `protobuf:"varint,2,opt,name=turns,proto3" json:"turns,omitempty"`
+	Sessions      uint32                 `protobuf:"varint,3,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	Snapshots     uint32                 `protobuf:"varint,4,opt,name=snapshots,proto3" json:"snapshots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveNodeResponse) Reset() {
+	*x = RemoveNodeResponse{}
+	mi := &file_turnstone_v1_server_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveNodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveNodeResponse) ProtoMessage() {}
+
+func (x *RemoveNodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_turnstone_v1_server_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveNodeResponse.ProtoReflect.Descriptor instead.
+func (*RemoveNodeResponse) Descriptor() ([]byte, []int) {
+	return file_turnstone_v1_server_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *RemoveNodeResponse) GetSandboxes() uint32 {
+	if x != nil {
+		return x.Sandboxes
+	}
+	return 0
+}
+
+func (x *RemoveNodeResponse) GetTurns() uint32 {
+	if x != nil {
+		return x.Turns
+	}
+	return 0
+}
+
+func (x *RemoveNodeResponse) GetSessions() uint32 {
+	if x != nil {
+		return x.Sessions
+	}
+	return 0
+}
+
+func (x *RemoveNodeResponse) GetSnapshots() uint32 {
+	if x != nil {
+		return x.Snapshots
+	}
+	return 0
+}
+
 // Token is the record of a token.
 type Token struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -134,7 +311,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_turnstone_v1_server_proto_msgTypes[2]
+	mi := &file_turnstone_v1_server_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -146,7 +323,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_server_proto_msgTypes[2]
+	mi := &file_turnstone_v1_server_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -159,7 +336,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_server_proto_rawDescGZIP(), []int{2}
+	return file_turnstone_v1_server_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Token) GetTokenId() string {
@@ -242,7 +419,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_turnstone_v1_server_proto_msgTypes[3]
+	mi := &file_turnstone_v1_server_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -254,7 +431,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_server_proto_msgTypes[3]
+	mi := &file_turnstone_v1_server_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -267,7 +444,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_server_proto_rawDescGZIP(), []int{3}
+	return file_turnstone_v1_server_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CreateTokenRequest) GetName() string {
@@ -330,7 +507,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_turnstone_v1_server_proto_msgTypes[4]
+	mi := &file_turnstone_v1_server_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -342,7 +519,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_server_proto_msgTypes[4]
+	mi := &file_turnstone_v1_server_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -355,7 +532,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_server_proto_rawDescGZIP(), []int{4}
+	return file_turnstone_v1_server_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *CreateTokenResponse) GetToken() *Token {
@@ -381,7 +558,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_turnstone_v1_server_proto_msgTypes[5]
+	mi := &file_turnstone_v1_server_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -393,7 +570,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_server_proto_msgTypes[5]
+	mi := &file_turnstone_v1_server_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -406,7 +583,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_server_proto_rawDescGZIP(), []int{5}
+	return file_turnstone_v1_server_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListTokensRequest) GetPage() *Page {
@@ -427,7 +604,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_turnstone_v1_server_proto_msgTypes[6]
+	mi := &file_turnstone_v1_server_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -439,7 +616,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_server_proto_msgTypes[6]
+	mi := &file_turnstone_v1_server_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -452,7 +629,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_server_proto_rawDescGZIP(), []int{6}
+	return file_turnstone_v1_server_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -478,7 +655,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_turnstone_v1_server_proto_msgTypes[7]
+	mi := &file_turnstone_v1_server_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -490,7 +667,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_server_proto_msgTypes[7]
+	mi := &file_turnstone_v1_server_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -503,7 +680,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_server_proto_rawDescGZIP(), []int{7}
+	return file_turnstone_v1_server_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RevokeTokenRequest) GetTokenId() string {
@@ -522,7 +699,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_turnstone_v1_server_proto_msgTypes[8]
+	mi := &file_turnstone_v1_server_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -534,7 +711,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_turnstone_v1_server_proto_msgTypes[8]
+	mi := &file_turnstone_v1_server_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -547,7 +724,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_turnstone_v1_server_proto_rawDescGZIP(), []int{8}
+	return file_turnstone_v1_server_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RevokeTokenResponse) GetToken() *Token {
@@ -562,10 +739,21 @@ var File_turnstone_v1_server_proto protoreflect.FileDescriptor
 const file_turnstone_v1_server_proto_rawDesc = "" +
 	"\n" +
 	"\x19turnstone/v1/server.proto\x12\fturnstone.v1\x1a\x1bbuf/validate/validate.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19turnstone/v1/common.proto\x1a\x17turnstone/v1/node.proto\x1a\x1aturnstone/v1/options.proto\"\x12\n" +
-	"\x10ListNodesRequest\"W\n" +
+	"\x10ListNodesRequest\"\x83\x01\n" +
 	"\x11ListNodesResponse\x12(\n" +
 	"\x05nodes\x18\x01 \x03(\v2\x12.turnstone.v1.NodeR\x05nodes\x12\x18\n" +
-	"\awaiting\x18\x02 \x01(\rR\awaiting\"\x86\x02\n" +
+	"\awaiting\x18\x02 \x01(\rR\awaiting\x12*\n" +
+	"\x04lost\x18\x03 \x03(\v2\x16.turnstone.v1.LostNodeR\x04lost\"d\n" +
+	"\bLostNode\x12&\n" +
+	"\x04node\x18\x01 \x01(\v2\x12.turnstone.v1.NodeR\x04node\x120\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"Q\n" +
+	"\x11RemoveNodeRequest\x12<\n" +
+	"\x04name\x18\x01 \x01(\tB(\xbaH%r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\x04name\"\x82\x01\n" +
+	"\x12RemoveNodeResponse\x12\x1c\n" +
+	"\tsandboxes\x18\x01 \x01(\rR\tsandboxes\x12\x14\n" +
+	"\x05turns\x18\x02 \x01(\rR\x05turns\x12\x1a\n" +
+	"\bsessions\x18\x03 \x01(\rR\bsessions\x12\x1c\n" +
+	"\tsnapshots\x18\x04 \x01(\rR\tsnapshots\"\x86\x02\n" +
 	"\x05Token\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -594,10 +782,12 @@ const file_turnstone_v1_server_proto_rawDesc = "" +
 	"\x12RevokeTokenRequest\x12:\n" +
 	"\btoken_id\x18\x01 \x01(\tB\x1f\xbaH\x1cr\x1a\x10\x01(\x80\x022\x13^[^\\x00-\\x1f\\x7f]*$R\atokenId\"@\n" +
 	"\x13RevokeTokenResponse\x12)\n" +
-	"\x05token\x18\x01 \x01(\v2\x13.turnstone.v1.TokenR\x05token2\xa2\x03\n" +
+	"\x05token\x18\x01 \x01(\v2\x13.turnstone.v1.TokenR\x05token2\x84\x04\n" +
 	"\rServerService\x12_\n" +
 	"\tListNodes\x12\x1e.turnstone.v1.ListNodesRequest\x1a\x1f.turnstone.v1.ListNodesResponse\"\x11\x8a\xb5\x18\n" +
-	"nodes:read\x90\x02\x01\x12d\n" +
+	"nodes:read\x90\x02\x01\x12`\n" +
+	"\n" +
+	"RemoveNode\x12\x1f.turnstone.v1.RemoveNodeRequest\x1a .turnstone.v1.RemoveNodeResponse\"\x0f\x8a\xb5\x18\vnodes:write\x12d\n" +
 	"\vCreateToken\x12 .turnstone.v1.CreateTokenRequest\x1a!.turnstone.v1.CreateTokenResponse\"\x10\x8a\xb5\x18\ftokens:issue\x12c\n" +
 	"\n" +
 	"ListTokens\x12\x1f.turnstone.v1.ListTokensRequest\x1a .turnstone.v1.ListTokensResponse\"\x12\x8a\xb5\x18\vtokens:read\x90\x02\x01\x12e\n" +
@@ -615,44 +805,52 @@ func file_turnstone_v1_server_proto_rawDescGZIP() []byte {
 	return file_turnstone_v1_server_proto_rawDescData
 }
 
-var file_turnstone_v1_server_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_turnstone_v1_server_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_turnstone_v1_server_proto_goTypes = []any{
 	(*ListNodesRequest)(nil),      // 0: turnstone.v1.ListNodesRequest
 	(*ListNodesResponse)(nil),     // 1: turnstone.v1.ListNodesResponse
-	(*Token)(nil),                 // 2: turnstone.v1.Token
-	(*CreateTokenRequest)(nil),    // 3: turnstone.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),   // 4: turnstone.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),     // 5: turnstone.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),    // 6: turnstone.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),    // 7: turnstone.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),   // 8: turnstone.v1.RevokeTokenResponse
-	(*Node)(nil),                  // 9: turnstone.v1.Node
-	(*timestamppb.Timestamp)(nil), // 10: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 11: google.protobuf.Duration
-	(*Page)(nil),                  // 12: turnstone.v1.Page
+	(*LostNode)(nil),              // 2: turnstone.v1.LostNode
+	(*RemoveNodeRequest)(nil),     // 3: turnstone.v1.RemoveNodeRequest
+	(*RemoveNodeResponse)(nil),    // 4: turnstone.v1.RemoveNodeResponse
+	(*Token)(nil),                 // 5: turnstone.v1.Token
+	(*CreateTokenRequest)(nil),    // 6: turnstone.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),   // 7: turnstone.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),     // 8: turnstone.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),    // 9: turnstone.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),    // 10: turnstone.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),   // 11: turnstone.v1.RevokeTokenResponse
+	(*Node)(nil),                  // 12: turnstone.v1.Node
+	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 14: google.protobuf.Duration
+	(*Page)(nil),                  // 15: turnstone.v1.Page
 }
 var file_turnstone_v1_server_proto_depIdxs = []int32{
-	9,  // 0: turnstone.v1.ListNodesResponse.nodes:type_name -> turnstone.v1.Node
-	10, // 1: turnstone.v1.Token.created:type_name -> google.protobuf.Timestamp
-	10, // 2: turnstone.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	11, // 3: turnstone.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
-	2,  // 4: turnstone.v1.CreateTokenResponse.token:type_name -> turnstone.v1.Token
-	12, // 5: turnstone.v1.ListTokensRequest.page:type_name -> turnstone.v1.Page
-	2,  // 6: turnstone.v1.ListTokensResponse.tokens:type_name -> turnstone.v1.Token
-	2,  // 7: turnstone.v1.RevokeTokenResponse.token:type_name -> turnstone.v1.Token
-	0,  // 8: turnstone.v1.ServerService.ListNodes:input_type -> turnstone.v1.ListNodesRequest
-	3,  // 9: turnstone.v1.ServerService.CreateToken:input_type -> turnstone.v1.CreateTokenRequest
-	5,  // 10: turnstone.v1.ServerService.ListTokens:input_type -> turnstone.v1.ListTokensRequest
-	7,  // 11: turnstone.v1.ServerService.RevokeToken:input_type -> turnstone.v1.RevokeTokenRequest
-	1,  // 12: turnstone.v1.ServerService.ListNodes:output_type -> turnstone.v1.ListNodesResponse
-	4,  // 13: turnstone.v1.ServerService.CreateToken:output_type -> turnstone.v1.CreateTokenResponse
-	6,  // 14: turnstone.v1.ServerService.ListTokens:output_type -> turnstone.v1.ListTokensResponse
-	8,  // 15: turnstone.v1.ServerService.RevokeToken:output_type -> turnstone.v1.RevokeTokenResponse
-	12, // [12:16] is the sub-list for method output_type
-	8,  // [8:12] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	12, // 0: turnstone.v1.ListNodesResponse.nodes:type_name -> turnstone.v1.Node
+	2,  // 1: turnstone.v1.ListNodesResponse.lost:type_name -> turnstone.v1.LostNode
+	12, // 2: turnstone.v1.LostNode.node:type_name -> turnstone.v1.Node
+	13, // 3: turnstone.v1.LostNode.since:type_name -> google.protobuf.Timestamp
+	13, // 4: turnstone.v1.Token.created:type_name -> google.protobuf.Timestamp
+	13, // 5: turnstone.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	14, // 6: turnstone.v1.CreateTokenRequest.ttl:type_name -> google.protobuf.Duration
+	5,  // 7: turnstone.v1.CreateTokenResponse.token:type_name -> turnstone.v1.Token
+	15, // 8: turnstone.v1.ListTokensRequest.page:type_name -> turnstone.v1.Page
+	5,  // 9: turnstone.v1.ListTokensResponse.tokens:type_name -> turnstone.v1.Token
+	5,  // 10: turnstone.v1.RevokeTokenResponse.token:type_name -> turnstone.v1.Token
+	0,  // 11: turnstone.v1.ServerService.ListNodes:input_type -> turnstone.v1.ListNodesRequest
+	3,  // 12: turnstone.v1.ServerService.RemoveNode:input_type -> turnstone.v1.RemoveNodeRequest
+	6,  // 13: turnstone.v1.ServerService.CreateToken:input_type -> turnstone.v1.CreateTokenRequest
+	8,  // 14: turnstone.v1.ServerService.ListTokens:input_type -> turnstone.v1.ListTokensRequest
+	10, // 15: turnstone.v1.ServerService.RevokeToken:input_type -> turnstone.v1.RevokeTokenRequest
+	1,  // 16: turnstone.v1.ServerService.ListNodes:output_type -> turnstone.v1.ListNodesResponse
+	4,  // 17: turnstone.v1.ServerService.RemoveNode:output_type -> turnstone.v1.RemoveNodeResponse
+	7,  // 18: turnstone.v1.ServerService.CreateToken:output_type -> turnstone.v1.CreateTokenResponse
+	9,  // 19: turnstone.v1.ServerService.ListTokens:output_type -> turnstone.v1.ListTokensResponse
+	11, // 20: turnstone.v1.ServerService.RevokeToken:output_type -> turnstone.v1.RevokeTokenResponse
+	16, // [16:21] is the sub-list for method output_type
+	11, // [11:16] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_turnstone_v1_server_proto_init() }
@@ -669,7 +867,7 @@ func file_turnstone_v1_server_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_turnstone_v1_server_proto_rawDesc), len(file_turnstone_v1_server_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

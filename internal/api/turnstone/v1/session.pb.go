@@ -141,7 +141,9 @@ type CreateSessionRequest struct {
 	// The client whose key owns the session.
 	Client *ChannelClient `protobuf:"bytes,3,opt,name=client,proto3" json:"client,omitempty"`
 	// The Ed25519 key that may sign grants for further clients, as "ssh-ed25519 BASE64".
-	Owner         string `protobuf:"bytes,4,opt,name=owner,proto3" json:"owner,omitempty"`
+	Owner string `protobuf:"bytes,4,opt,name=owner,proto3" json:"owner,omitempty"`
+	// As in CreateSandboxRequest.
+	AvoidNodes    []string `protobuf:"bytes,5,rep,name=avoid_nodes,json=avoidNodes,proto3" json:"avoid_nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -202,6 +204,13 @@ func (x *CreateSessionRequest) GetOwner() string {
 		return x.Owner
 	}
 	return ""
+}
+
+func (x *CreateSessionRequest) GetAvoidNodes() []string {
+	if x != nil {
+		return x.AvoidNodes
+	}
+	return nil
 }
 
 type CreateSessionResponse struct {
@@ -1040,12 +1049,14 @@ const file_turnstone_v1_session_proto_rawDesc = "" +
 	"\acreated\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12.\n" +
 	"\x04used\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x04used\x12\x12\n" +
 	"\x04size\x18\a \x01(\x04R\x04size\x12\x12\n" +
-	"\x04node\x18\b \x01(\tR\x04node\"\x9b\x02\n" +
+	"\x04node\x18\b \x01(\tR\x04node\"\xee\x02\n" +
 	"\x14CreateSessionRequest\x12D\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tB\x1b\xbaH\x18r\x16(@2\x12^[A-Za-z0-9._:-]*$R\x0eidempotencyKey\x12?\n" +
 	"\x04name\x18\x02 \x01(\tB+\xbaH(\xd8\x01\x01r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\x04name\x12;\n" +
 	"\x06client\x18\x03 \x01(\v2\x1b.turnstone.v1.ChannelClientB\x06\xbaH\x03\xc8\x01\x01R\x06client\x12?\n" +
-	"\x05owner\x18\x04 \x01(\tB)\xbaH&\xd8\x01\x01r!2\x1f^ssh-ed25519 [A-Za-z0-9+/]{68}$R\x05owner\"y\n" +
+	"\x05owner\x18\x04 \x01(\tB)\xbaH&\xd8\x01\x01r!2\x1f^ssh-ed25519 [A-Za-z0-9+/]{68}$R\x05owner\x12Q\n" +
+	"\vavoid_nodes\x18\x05 \x03(\tB0\xbaH-\x92\x01*\x10\x80\x02\"%r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\n" +
+	"avoidNodes\"y\n" +
 	"\x15CreateSessionResponse\x12/\n" +
 	"\asession\x18\x01 \x01(\v2\x15.turnstone.v1.SessionR\asession\x12/\n" +
 	"\achannel\x18\x02 \x01(\v2\x15.turnstone.v1.ChannelR\achannel\"W\n" +

@@ -313,7 +313,9 @@ type StartTurnRequest struct {
 	// The time limit of the whole turn; unset: the server's.
 	Timeout *durationpb.Duration `protobuf:"bytes,5,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// The client that may run the ticket.
-	Client        *ChannelClient `protobuf:"bytes,6,opt,name=client,proto3" json:"client,omitempty"`
+	Client *ChannelClient `protobuf:"bytes,6,opt,name=client,proto3" json:"client,omitempty"`
+	// As in CreateSandboxRequest.
+	AvoidNodes    []string `protobuf:"bytes,7,rep,name=avoid_nodes,json=avoidNodes,proto3" json:"avoid_nodes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -386,6 +388,13 @@ func (x *StartTurnRequest) GetTimeout() *durationpb.Duration {
 func (x *StartTurnRequest) GetClient() *ChannelClient {
 	if x != nil {
 		return x.Client
+	}
+	return nil
+}
+
+func (x *StartTurnRequest) GetAvoidNodes() []string {
+	if x != nil {
+		return x.AvoidNodes
 	}
 	return nil
 }
@@ -1240,7 +1249,7 @@ const file_turnstone_v1_turn_proto_rawDesc = "" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x124\n" +
 	"\aexpires\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\x12\x12\n" +
 	"\x04node\x18\f \x01(\tR\x04node\x12&\n" +
-	"\x04used\x18\r \x01(\v2\x12.turnstone.v1.UsedR\x04used\"\xa4\x03\n" +
+	"\x04used\x18\r \x01(\v2\x12.turnstone.v1.UsedR\x04used\"\xf7\x03\n" +
 	"\x10StartTurnRequest\x12F\n" +
 	"\x0fidempotency_key\x18\x01 \x01(\tB\x1d\xbaH\x1ar\x18\x10\x01(@2\x12^[A-Za-z0-9._:-]*$R\x0eidempotencyKey\x12E\n" +
 	"\asession\x18\x02 \x01(\tB+\xbaH(\xd8\x01\x01r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\asession\x12/\n" +
@@ -1248,7 +1257,9 @@ const file_turnstone_v1_turn_proto_rawDesc = "" +
 	"\btemplate\x18\x04 \x01(\tB0\xbaH-\xd8\x01\x01r(2&^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,254}$R\btemplate\x12E\n" +
 	"\atimeout\x18\x05 \x01(\v2\x19.google.protobuf.DurationB\x10\xbaH\r\xaa\x01\n" +
 	"\"\x04\b\x80\xf5$2\x02\b\x01R\atimeout\x12;\n" +
-	"\x06client\x18\x06 \x01(\v2\x1b.turnstone.v1.ChannelClientB\x06\xbaH\x03\xc8\x01\x01R\x06client\"l\n" +
+	"\x06client\x18\x06 \x01(\v2\x1b.turnstone.v1.ChannelClientB\x06\xbaH\x03\xc8\x01\x01R\x06client\x12Q\n" +
+	"\vavoid_nodes\x18\a \x03(\tB0\xbaH-\x92\x01*\x10\x80\x02\"%r#2!^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$R\n" +
+	"avoidNodes\"l\n" +
 	"\x11StartTurnResponse\x12&\n" +
 	"\x04turn\x18\x01 \x01(\v2\x12.turnstone.v1.TurnR\x04turn\x12/\n" +
 	"\achannel\x18\x02 \x01(\v2\x15.turnstone.v1.ChannelR\achannel\"G\n" +

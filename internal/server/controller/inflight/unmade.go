@@ -61,11 +61,20 @@ func (u *Unmade) Of(node string) (ids []string) {
 }
 
 // Take removes and returns what waits longer than most.
-func (u *Unmade) Take(most time.Duration) (old []Waiting) {
+func (u *Unmade) Take(most time.Duration) []Waiting {
+	return u.take(func(w Waiting) bool { return time.Since(w.since) > most })
+}
+
+// TakeOf removes and returns the sandboxes of a node.
+func (u *Unmade) TakeOf(node string) []Waiting {
+	return u.take(func(w Waiting) bool { return w.Object.Node == node && w.Object.Kind == records.Sandbox })
+}
+
+func (u *Unmade) take(which func(Waiting) bool) (old []Waiting) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for r, w := range u.all {
-		if time.Since(w.since) > most {
+		if which(w) {
 			old = append(old, w)
 			delete(u.all, r)
 		}

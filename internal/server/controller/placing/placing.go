@@ -17,13 +17,17 @@ import (
 // A Room is a reservation of room at a node.
 type Room = fleet.Reservation
 
-// Draining is the state of a node that gets no new work.
-const Draining = fleet.Draining
+// Draining is the state of a node that gets no new work, and Lost that of one that does not answer.
+const (
+	Draining = fleet.Draining
+	Lost     = fleet.Lost
+)
 
 // A Need is what a new object wants of its node.
 type Need struct {
 	Tenant    string      // of a new sandbox, whose creation costs the node work; else ""
 	Node      string      // the only node that will do, such as the one of the session; or ""
+	Avoid     []string    // nodes that will not do
 	Machine   *v1.Machine // nil: none
 	Substrate string      // may be empty
 	Template  string      // preferably built already; may be empty
@@ -45,12 +49,14 @@ type Pool struct {
 	Machine          turnstone.Machine // zero fields: the template's
 	Min, Max         int
 	Cover, Idle      time.Duration
+	Avoid            []string // nodes that have no share
 }
 
 // Options are the settings of a Fleet.
 type Options struct {
-	Lost  time.Duration // from a node's last registration to its loss
-	Pools []Pool
+	Lost   time.Duration // from a node's last registration to its loss
+	Forget time.Duration // from a node's last registration until it is forgotten; 0: never
+	Pools  []Pool
 	// Bound bounds the sandboxes of a tenant's pools together; nil: nothing does.
 	Bound func(tenant string) int
 	// Version is that of the controller; nodes of another one get what fits nowhere else.
@@ -69,14 +75,15 @@ type Fleet struct {
 	asked    map[askedKey]*askedPool
 	began    time.Time
 	skipped  time.Duration
+	forget   time.Duration
 	ticked   time.Duration
 }
 
 // New returns a fleet without nodes.
 func New(o Options) *Fleet {
-	f := &Fleet{settings: o.Pools, asked: map[askedKey]*askedPool{}, began: time.Now(), Fleet: fleet.New(fleet.Options{
+	f := &Fleet{forget: o.Forget, settings: o.Pools, asked: map[askedKey]*askedPool{}, began: time.Now(), Fleet: fleet.New(fleet.Options{
 		Version: o.Version, Seed: uint64(time.Now().UnixNano()),
-		Times: fleet.Times{Suspect: o.Lost / 2, Lost: o.Lost, Settle: settle, Young: settle}})}
+		Times: fleet.Times{Suspect: o.Lost / 2, Lost: o.Lost, Forget: o.Forget, Settle: settle, Young: settle}})}
 	var pools []fleet.Pool
 	for i, p := range o.Pools {
 		pools = append(pools, fleet.Pool{Kind: poolKind(p, i), Min: p.Min, Max: p.Max,
@@ -120,18 +127,35 @@ func (f *Fleet) Remember(info *v1.Node, machines []usage.Machine) {
 	}
 }
 
+// again is how long a lost node is remembered at least after the controller's start: both may have been
+// away.
+const again = 5 * time.Minute
+
+// RememberLost adds a node that an earlier controller has lost, and that registered last at a time of the
+// computer's clock.
+func (f *Fleet) RememberLost(info *v1.Node, seen time.Time) {
+	silent := max(0, time.Since(seen))
+	if f.forget > 0 {
+		silent = min(silent, max(0, f.forget-again))
+	}
+	f.Fleet.RememberLost(f.now()-silent, info.GetName(), report(info))
+}
+
+// Seen returns when a node registered last.
+func (f *Fleet) Seen(node string) time.Time { return time.Now().Add(-f.Silence(f.now(), node)) }
+
 // Learn takes a node's numbers.
 func (f *Fleet) Learn(info *v1.Node) { f.Fleet.Learn(f.now(), info.GetName(), report(info)) }
 
 // Tick returns the nodes that are lost now, and divides the pools when it is time to.
-func (f *Fleet) Tick() []string {
+func (f *Fleet) Tick() (lost, forgotten []string) {
 	now := f.now()
-	lost := f.Fleet.Tick(now)
+	lost, forgotten = f.Fleet.Tick(now)
 	f.expire(now)
 	if len(f.settings)+len(f.asked) > 0 {
 		f.divide(now)
 	}
-	return lost
+	return lost, forgotten
 }
 
 // Templates sets what a node has of templates.
@@ -149,7 +173,7 @@ func (f *Fleet) Templates(node string, all map[string]*v1.Template) {
 // the node that has to be, else of those where it fits the one with the template, else the least
 // loaded.
 func (f *Fleet) Place(n Need) (Room, error) {
-	need := fleet.Need{Tenant: n.Tenant, Works: n.Tenant != "", Node: n.Node,
+	need := fleet.Need{Tenant: n.Tenant, Works: n.Tenant != "", Node: n.Node, Avoid: n.Avoid,
 		Substrate: n.Substrate, Template: n.Template, Store: n.Store}
 	if m := n.Machine; m != nil {
 		need.Machine, need.Want = true, resources(m)
@@ -227,6 +251,9 @@ func refusal(n Need, v fleet.Verdict) error {
 		}
 		return fail(turnstone.KindUnavailable, 5*time.Second, "wait until a node is there",
 			"none is there")
+	case fleet.Avoided:
+		return fail(turnstone.KindUnavailable, 5*time.Second, "trust the key of another node, or its root, "+
+			"or wait until a trusted node is there", "those that are there are to be avoided")
 	case fleet.Unable:
 		return fail(turnstone.KindUnavailable, 30*time.Second, "use another substrate, or none",
 			"none has the substrate %s", n.Substrate)

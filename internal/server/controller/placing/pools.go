@@ -55,7 +55,7 @@ func (s *PoolService) SetPool(ctx context.Context, r *connect.Request[v1.SetPool
 	s.Lock.Lock()
 	defer s.Lock.Unlock()
 	want := Pool{Tenant: p.Tenant, Template: template, Machine: machineOf(m.Machine),
-		Min: int(m.Count), Max: int(m.Count)}
+		Min: int(m.Count), Max: int(m.Count), Avoid: m.AvoidNodes}
 	if err := s.Fleet.ask(m.Name, want, m.Ttl.AsDuration()); err != nil {
 		return nil, err
 	}
@@ -73,7 +73,7 @@ func (f *Fleet) ask(name string, want Pool, ttl time.Duration) error {
 			f.divide(now)
 		}
 		return nil
-	case old != nil && old.Pool == want:
+	case old != nil && old.same(want):
 		old.ends = now + ttl
 		return nil
 	case old == nil:
@@ -88,9 +88,15 @@ func (f *Fleet) ask(name string, want Pool, ttl time.Duration) error {
 		f.pools.Remove(old.kind)
 	}
 	f.asked[k] = x
-	f.pools.Put(fleet.Pool{Kind: x.kind, Min: want.Min, Max: want.Max})
+	f.pools.Put(fleet.Pool{Kind: x.kind, Min: want.Min, Max: want.Max, Avoid: want.Avoid})
 	f.divide(now)
 	return nil
+}
+
+// same reports whether a pool is as it is wanted.
+func (x *askedPool) same(want Pool) bool {
+	return x.Tenant == want.Tenant && x.Template == want.Template && x.Machine == want.Machine &&
+		x.Min == want.Min && x.Max == want.Max && slices.Equal(x.Avoid, want.Avoid)
 }
 
 func (f *Fleet) roomForPool(tenant string) error {
@@ -145,7 +151,7 @@ func (f *Fleet) state(tenant, name string, sized func(*v1.Machine, string) turns
 		return kindOf(p.Tenant, p.Template, sized(machine(p.Machine), p.Template))
 	}
 	own := kind(x.Pool)
-	ready, making := f.Waiting(own)
+	ready, making := f.Waiting(own, x.Avoid...)
 	last := true
 	for k, o := range f.asked {
 		if o == x || k.tenant != tenant || kind(o.Pool) != own {

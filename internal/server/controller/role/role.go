@@ -141,11 +141,11 @@ func (r *Role) begin(ctx context.Context, g *reign, issuer *auth.Issuer) error {
 		Version: turnstone.Version, Shared: c.Machine.Database != "",
 		// Verifiers refuse tokens when they heard nothing for the time of the setting, which other
 		// processes may have set to less.
-		Times: controller.Times{Beat: config.LeastRevocations / 4}})
+		Times: controller.Times{Beat: config.LeastRevocations / 4, Forget: c.Records.Forget}})
 	if err != nil {
 		return err
 	}
-	g.network = controller.FromNetwork(g.Peers())
+	g.network = guard.FromNetwork(g.Peers())
 	r.answers.Store(g)
 	return nil
 }

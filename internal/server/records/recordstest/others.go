@@ -235,6 +235,66 @@ func testUsage(t *testing.T, f *fixture) {
 	}
 }
 
+// testGoneNode: what a lost node may have still keeps its record, and what a node has that was gone gets none.
+func testGoneNode(t *testing.T, f *fixture) {
+	ctx, day := t.Context(), 24*time.Hour
+	put := func(s records.NodeState) {
+		t.Helper()
+		if err := f.PutNode(ctx, records.Node{Name: "n", State: s, Seen: f.Now()}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	known := func(o records.Object) bool {
+		t.Helper()
+		if err := f.Prune(ctx); err != nil {
+			t.Fatal(err)
+		}
+		_, err := f.Object(ctx, o.Tenant, o.Kind, o.ID)
+		return err == nil
+	}
+	put(records.NodeLost)
+	ended, session := f.make(object(records.Sandbox))[0], f.make(object(records.Session))[0]
+	f.end(ended)
+	f.end(session)
+	f.Pass(30 * day)
+	if !known(ended) || known(session) {
+		t.Error("a lost node's sandbox has no record, or its session has one")
+	}
+	live, kept := f.make(object(records.Sandbox))[0], f.make(object(records.Session))[0]
+	mark, err := f.Mark(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := f.Reconcile(ctx, records.Report{Node: "n", Mark: mark, Stays: func(o records.Object) bool {
+		return o.Kind == records.Session
+	}})
+	if err != nil || len(out.Lost) != 1 || out.Lost[0].ID != live.ID || !known(kept) {
+		t.Errorf("lost are %v: %v", out.Lost, err)
+	}
+	put(records.NodeGone)
+	if f.Pass(40 * day); known(ended) || known(live) {
+		t.Error("what ended has a record")
+	}
+	report := records.Report{Node: "n", Known: true}
+	for _, o := range []records.Object{live, kept} {
+		o.ID = object(o.Kind).ID
+		o.State = records.First(o.Kind)
+		report.Objects = append(report.Objects, o)
+	}
+	if out, err = f.Reconcile(ctx, report); err != nil || len(out.Surplus) != 1 || out.Surplus[0].Kind != records.Sandbox ||
+		len(out.Adopted) != 1 || out.Adopted[0].Kind != records.Session {
+		t.Errorf("of a node that was gone: %+v, %v", out, err)
+	}
+	if all, err := f.Nodes(ctx); err != nil || len(all) != 1 {
+		t.Errorf("the nodes are %v: %v", all, err)
+	}
+	f.Jump(60 * day)
+	known(kept)
+	if all, err := f.Nodes(ctx); err != nil || len(all) != 0 {
+		t.Errorf("the nodes are %v: %v", all, err)
+	}
+}
+
 // testPrune: what has ended goes after its time, and nothing else.
 func testPrune(t *testing.T, f *fixture) {
 	const day = 24 * time.Hour

@@ -72,6 +72,7 @@ func Run(t *testing.T, open Open) {
 		"Nodes":          testNodes,
 		"Usage":          testUsage,
 		"Prune":          testPrune,
+		"GoneNode":       testGoneNode,
 		"ReadsAndWrites": testReadsAndWrites,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, newFixture(t, open)) })

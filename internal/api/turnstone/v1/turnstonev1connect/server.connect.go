@@ -37,6 +37,9 @@ const (
 const (
 	// ServerServiceListNodesProcedure is the fully-qualified name of the ServerService's ListNodes RPC.
 	ServerServiceListNodesProcedure = "/turnstone.v1.ServerService/ListNodes"
+	// ServerServiceRemoveNodeProcedure is the fully-qualified name of the ServerService's RemoveNode
+	// RPC.
+	ServerServiceRemoveNodeProcedure = "/turnstone.v1.ServerService/RemoveNode"
 	// ServerServiceCreateTokenProcedure is the fully-qualified name of the ServerService's CreateToken
 	// RPC.
 	ServerServiceCreateTokenProcedure = "/turnstone.v1.ServerService/CreateToken"
@@ -52,6 +55,10 @@ const (
 type ServerServiceClient interface {
 	// ListNodes lists the nodes, with the keys that sign their attestations.
 	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
+	// RemoveNode forgets a node that does not answer, or that ends. What it had counts as lost. If it
+	// comes back, its sandboxes and turns are removed there, and its sessions and snapshots are there
+	// again. A node that is there and does not end is refused.
+	RemoveNode(context.Context, *connect.Request[v1.RemoveNodeRequest]) (*connect.Response[v1.RemoveNodeResponse], error)
 	// CreateToken makes a token of the server. It grants at most what the caller's own token grants,
 	// and lives at most as long.
 	CreateToken(context.Context, *connect.Request[v1.CreateTokenRequest]) (*connect.Response[v1.CreateTokenResponse], error)
@@ -79,6 +86,12 @@ func NewServerServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithIdempotency(connect.IdempotencyNoSideEffects),
 			connect.WithClientOptions(opts...),
 		),
+		removeNode: connect.NewClient[v1.RemoveNodeRequest, v1.RemoveNodeResponse](
+			httpClient,
+			baseURL+ServerServiceRemoveNodeProcedure,
+			connect.WithSchema(serverServiceMethods.ByName("RemoveNode")),
+			connect.WithClientOptions(opts...),
+		),
 		createToken: connect.NewClient[v1.CreateTokenRequest, v1.CreateTokenResponse](
 			httpClient,
 			baseURL+ServerServiceCreateTokenProcedure,
@@ -104,6 +117,7 @@ func NewServerServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 // serverServiceClient implements ServerServiceClient.
 type serverServiceClient struct {
 	listNodes   *connect.Client[v1.ListNodesRequest, v1.ListNodesResponse]
+	removeNode  *connect.Client[v1.RemoveNodeRequest, v1.RemoveNodeResponse]
 	createToken *connect.Client[v1.CreateTokenRequest, v1.CreateTokenResponse]
 	listTokens  *connect.Client[v1.ListTokensRequest, v1.ListTokensResponse]
 	revokeToken *connect.Client[v1.RevokeTokenRequest, v1.RevokeTokenResponse]
@@ -112,6 +126,11 @@ type serverServiceClient struct {
 // ListNodes calls turnstone.v1.ServerService.ListNodes.
 func (c *serverServiceClient) ListNodes(ctx context.Context, req *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error) {
 	return c.listNodes.CallUnary(ctx, req)
+}
+
+// RemoveNode calls turnstone.v1.ServerService.RemoveNode.
+func (c *serverServiceClient) RemoveNode(ctx context.Context, req *connect.Request[v1.RemoveNodeRequest]) (*connect.Response[v1.RemoveNodeResponse], error) {
+	return c.removeNode.CallUnary(ctx, req)
 }
 
 // CreateToken calls turnstone.v1.ServerService.CreateToken.
@@ -133,6 +152,10 @@ func (c *serverServiceClient) RevokeToken(ctx context.Context, req *connect.Requ
 type ServerServiceHandler interface {
 	// ListNodes lists the nodes, with the keys that sign their attestations.
 	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
+	// RemoveNode forgets a node that does not answer, or that ends. What it had counts as lost. If it
+	// comes back, its sandboxes and turns are removed there, and its sessions and snapshots are there
+	// again. A node that is there and does not end is refused.
+	RemoveNode(context.Context, *connect.Request[v1.RemoveNodeRequest]) (*connect.Response[v1.RemoveNodeResponse], error)
 	// CreateToken makes a token of the server. It grants at most what the caller's own token grants,
 	// and lives at most as long.
 	CreateToken(context.Context, *connect.Request[v1.CreateTokenRequest]) (*connect.Response[v1.CreateTokenResponse], error)
@@ -154,6 +177,12 @@ func NewServerServiceHandler(svc ServerServiceHandler, opts ...connect.HandlerOp
 		svc.ListNodes,
 		connect.WithSchema(serverServiceMethods.ByName("ListNodes")),
 		connect.WithIdempotency(connect.IdempotencyNoSideEffects),
+		connect.WithHandlerOptions(opts...),
+	)
+	serverServiceRemoveNodeHandler := connect.NewUnaryHandler(
+		ServerServiceRemoveNodeProcedure,
+		svc.RemoveNode,
+		connect.WithSchema(serverServiceMethods.ByName("RemoveNode")),
 		connect.WithHandlerOptions(opts...),
 	)
 	serverServiceCreateTokenHandler := connect.NewUnaryHandler(
@@ -179,6 +208,8 @@ func NewServerServiceHandler(svc ServerServiceHandler, opts ...connect.HandlerOp
 		switch r.URL.Path {
 		case ServerServiceListNodesProcedure:
 			serverServiceListNodesHandler.ServeHTTP(w, r)
+		case ServerServiceRemoveNodeProcedure:
+			serverServiceRemoveNodeHandler.ServeHTTP(w, r)
 		case ServerServiceCreateTokenProcedure:
 			serverServiceCreateTokenHandler.ServeHTTP(w, r)
 		case ServerServiceListTokensProcedure:
@@ -196,6 +227,10 @@ type UnimplementedServerServiceHandler struct{}
 
 func (UnimplementedServerServiceHandler) ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("turnstone.v1.ServerService.ListNodes is not implemented"))
+}
+
+func (UnimplementedServerServiceHandler) RemoveNode(context.Context, *connect.Request[v1.RemoveNodeRequest]) (*connect.Response[v1.RemoveNodeResponse], error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("turnstone.v1.ServerService.RemoveNode is not implemented"))
 }
 
 func (UnimplementedServerServiceHandler) CreateToken(context.Context, *connect.Request[v1.CreateTokenRequest]) (*connect.Response[v1.CreateTokenResponse], error) {

@@ -226,6 +226,7 @@ Sandbox = TypedDict(
         "used": "Used",
         "version": "str",
         "managedBy": "str",
+        "nodeLost": "str",
     },
     total=False,
 )
@@ -251,6 +252,7 @@ CreateSandboxRequest = TypedDict(
         "live": "bool",
         "branch": "str",
         "managedBy": "str",
+        "avoidNodes": "list[str]",
     },
     total=False,
 )
@@ -565,6 +567,7 @@ StartTurnRequest = TypedDict(
         "template": "str",
         "timeout": "str",
         "client": "ChannelClient",
+        "avoidNodes": "list[str]",
     },
     total=False,
 )
@@ -727,6 +730,7 @@ CreateSessionRequest = TypedDict(
         "name": "str",
         "client": "ChannelClient",
         "owner": "str",
+        "avoidNodes": "list[str]",
     },
     total=False,
 )
@@ -1006,6 +1010,35 @@ ListNodesResponse = TypedDict(
     {
         "nodes": "list[Node]",
         "waiting": "int",
+        "lost": "list[LostNode]",
+    },
+    total=False,
+)
+
+LostNode = TypedDict(
+    "LostNode",
+    {
+        "node": "Node",
+        "since": "str",
+    },
+    total=False,
+)
+
+RemoveNodeRequest = TypedDict(
+    "RemoveNodeRequest",
+    {
+        "name": "str",
+    },
+    total=False,
+)
+
+RemoveNodeResponse = TypedDict(
+    "RemoveNodeResponse",
+    {
+        "sandboxes": "int",
+        "turns": "int",
+        "sessions": "int",
+        "snapshots": "int",
     },
     total=False,
 )
@@ -1262,6 +1295,7 @@ MESSAGES: dict[str, dict[str, Field]] = {
         "used": Field(23, "message", "one", "turnstone.v1.Used"),
         "version": Field(24, "string", "one", ""),
         "managedBy": Field(25, "string", "one", ""),
+        "nodeLost": Field(26, "message", "one", "google.protobuf.Timestamp"),
     },
     "turnstone.v1.CreateSandboxRequest": {
         "idempotencyKey": Field(1, "string", "one", ""),
@@ -1282,6 +1316,7 @@ MESSAGES: dict[str, dict[str, Field]] = {
         "live": Field(16, "bool", "one", ""),
         "branch": Field(17, "string", "one", ""),
         "managedBy": Field(18, "string", "one", ""),
+        "avoidNodes": Field(19, "string", "list", ""),
     },
     "turnstone.v1.CreateSandboxResponse": {
         "sandbox": Field(1, "message", "one", "turnstone.v1.Sandbox"),
@@ -1437,6 +1472,7 @@ MESSAGES: dict[str, dict[str, Field]] = {
         "template": Field(4, "string", "one", ""),
         "timeout": Field(5, "message", "one", "google.protobuf.Duration"),
         "client": Field(6, "message", "one", "turnstone.v1.ChannelClient"),
+        "avoidNodes": Field(7, "string", "list", ""),
     },
     "turnstone.v1.StartTurnResponse": {
         "turn": Field(1, "message", "one", "turnstone.v1.Turn"),
@@ -1519,6 +1555,7 @@ MESSAGES: dict[str, dict[str, Field]] = {
         "name": Field(2, "string", "one", ""),
         "client": Field(3, "message", "one", "turnstone.v1.ChannelClient"),
         "owner": Field(4, "string", "one", ""),
+        "avoidNodes": Field(5, "string", "list", ""),
     },
     "turnstone.v1.CreateSessionResponse": {
         "session": Field(1, "message", "one", "turnstone.v1.Session"),
@@ -1639,6 +1676,20 @@ MESSAGES: dict[str, dict[str, Field]] = {
     "turnstone.v1.ListNodesResponse": {
         "nodes": Field(1, "message", "list", "turnstone.v1.Node"),
         "waiting": Field(2, "uint32", "one", ""),
+        "lost": Field(3, "message", "list", "turnstone.v1.LostNode"),
+    },
+    "turnstone.v1.LostNode": {
+        "node": Field(1, "message", "one", "turnstone.v1.Node"),
+        "since": Field(2, "message", "one", "google.protobuf.Timestamp"),
+    },
+    "turnstone.v1.RemoveNodeRequest": {
+        "name": Field(1, "string", "one", ""),
+    },
+    "turnstone.v1.RemoveNodeResponse": {
+        "sandboxes": Field(1, "uint32", "one", ""),
+        "turns": Field(2, "uint32", "one", ""),
+        "sessions": Field(3, "uint32", "one", ""),
+        "snapshots": Field(4, "uint32", "one", ""),
     },
     "turnstone.v1.Token": {
         "tokenId": Field(1, "string", "one", ""),
@@ -1738,6 +1789,7 @@ METHODS: dict[str, Method] = {
     "TemplateService/DeleteTemplate": Method("turnstone.v1.DeleteTemplateRequest", "turnstone.v1.DeleteTemplateResponse", False, False),
     "TemplateService/ConnectTemplates": Method("turnstone.v1.ConnectTemplatesRequest", "turnstone.v1.ConnectTemplatesResponse", False, False),
     "ServerService/ListNodes": Method("turnstone.v1.ListNodesRequest", "turnstone.v1.ListNodesResponse", True, False),
+    "ServerService/RemoveNode": Method("turnstone.v1.RemoveNodeRequest", "turnstone.v1.RemoveNodeResponse", False, False),
     "ServerService/CreateToken": Method("turnstone.v1.CreateTokenRequest", "turnstone.v1.CreateTokenResponse", False, False),
     "ServerService/ListTokens": Method("turnstone.v1.ListTokensRequest", "turnstone.v1.ListTokensResponse", True, False),
     "ServerService/RevokeToken": Method("turnstone.v1.RevokeTokenRequest", "turnstone.v1.RevokeTokenResponse", False, False),

@@ -16,7 +16,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file turnstone/v1/pool.proto.
  */
 export const file_turnstone_v1_pool: GenFile = /*@__PURE__*/
-  fileDesc("Chd0dXJuc3RvbmUvdjEvcG9vbC5wcm90bxIMdHVybnN0b25lLnYxIqwBCg5TZXRQb29sUmVxdWVzdBIMCgRuYW1lGAEgASgJEhIKCHRlbXBsYXRlGAIgASgJSAASDwoFaW1hZ2UYAyABKAlIABImCgdtYWNoaW5lGAQgASgLMhUudHVybnN0b25lLnYxLk1hY2hpbmUSDQoFY291bnQYBSABKA0SJgoDdHRsGAYgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uQggKBnNvdXJjZSJACg9TZXRQb29sUmVzcG9uc2USDgoGdGFyZ2V0GAEgASgNEg0KBXJlYWR5GAIgASgNEg4KBm1ha2luZxgDIAEoDTJVCgtQb29sU2VydmljZRJGCgdTZXRQb29sEhwudHVybnN0b25lLnYxLlNldFBvb2xSZXF1ZXN0Gh0udHVybnN0b25lLnYxLlNldFBvb2xSZXNwb25zZUI/Wj10dXJuc3RvbmUuZGV2L3R1cm5zdG9uZS9pbnRlcm5hbC9hcGkvdHVybnN0b25lL3YxO3R1cm5zdG9uZXYxYgZwcm90bzM", [file_google_protobuf_duration, file_turnstone_v1_common]);
+  fileDesc("Chd0dXJuc3RvbmUvdjEvcG9vbC5wcm90bxIMdHVybnN0b25lLnYxIsEBCg5TZXRQb29sUmVxdWVzdBIMCgRuYW1lGAEgASgJEhIKCHRlbXBsYXRlGAIgASgJSAASDwoFaW1hZ2UYAyABKAlIABImCgdtYWNoaW5lGAQgASgLMhUudHVybnN0b25lLnYxLk1hY2hpbmUSDQoFY291bnQYBSABKA0SJgoDdHRsGAYgASgLMhkuZ29vZ2xlLnByb3RvYnVmLkR1cmF0aW9uEhMKC2F2b2lkX25vZGVzGAcgAygJQggKBnNvdXJjZSJACg9TZXRQb29sUmVzcG9uc2USDgoGdGFyZ2V0GAEgASgNEg0KBXJlYWR5GAIgASgNEg4KBm1ha2luZxgDIAEoDTJVCgtQb29sU2VydmljZRJGCgdTZXRQb29sEhwudHVybnN0b25lLnYxLlNldFBvb2xSZXF1ZXN0Gh0udHVybnN0b25lLnYxLlNldFBvb2xSZXNwb25zZUI/Wj10dXJuc3RvbmUuZGV2L3R1cm5zdG9uZS9pbnRlcm5hbC9hcGkvdHVybnN0b25lL3YxO3R1cm5zdG9uZXYxYgZwcm90bzM", [file_google_protobuf_duration, file_turnstone_v1_common]);
 
 /**
  * SetPoolRequest describes a pool of the caller's tenant.
@@ -74,6 +74,13 @@ export type SetPoolRequest = Message<"turnstone.v1.SetPoolRequest"> & {
    * @generated from field: google.protobuf.Duration ttl = 6;
    */
   ttl?: Duration | undefined;
+
+  /**
+   * The names of nodes that have no part of the pool, as in CreateSandboxRequest.
+   *
+   * @generated from field: repeated string avoid_nodes = 7;
+   */
+  avoidNodes: string[];
 };
 
 /**

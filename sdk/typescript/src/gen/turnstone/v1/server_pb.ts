@@ -18,7 +18,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file turnstone/v1/server.proto.
  */
 export const file_turnstone_v1_server: GenFile = /*@__PURE__*/
-  fileDesc("Chl0dXJuc3RvbmUvdjEvc2VydmVyLnByb3RvEgx0dXJuc3RvbmUudjEiEgoQTGlzdE5vZGVzUmVxdWVzdCJHChFMaXN0Tm9kZXNSZXNwb25zZRIhCgVub2RlcxgBIAMoCzISLnR1cm5zdG9uZS52MS5Ob2RlEg8KB3dhaXRpbmcYAiABKA0iwwEKBVRva2VuEhAKCHRva2VuX2lkGAEgASgJEgwKBG5hbWUYAiABKAkSDgoGdGVuYW50GAMgASgJEg8KB3N1YmplY3QYBCABKAkSDgoGc2NvcGVzGAUgAygJEisKB2NyZWF0ZWQYBiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEisKB2V4cGlyZXMYByABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg8KB3Jldm9rZWQYCCABKAgioAEKEkNyZWF0ZVRva2VuUmVxdWVzdBIMCgRuYW1lGAEgASgJEiYKA3R0bBgCIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIOCgZ0ZW5hbnQYAyABKAkSDwoHc3ViamVjdBgEIAEoCRIOCgZzY29wZXMYBSADKAkSEAoIc2Vzc2lvbnMYBiADKAkSEQoJdGVtcGxhdGVzGAcgAygJIkkKE0NyZWF0ZVRva2VuUmVzcG9uc2USIgoFdG9rZW4YASABKAsyEy50dXJuc3RvbmUudjEuVG9rZW4SDgoGc2VjcmV0GAIgASgJIjUKEUxpc3RUb2tlbnNSZXF1ZXN0EiAKBHBhZ2UYASABKAsyEi50dXJuc3RvbmUudjEuUGFnZSJSChJMaXN0VG9rZW5zUmVzcG9uc2USIwoGdG9rZW5zGAEgAygLMhMudHVybnN0b25lLnYxLlRva2VuEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSImChJSZXZva2VUb2tlblJlcXVlc3QSEAoIdG9rZW5faWQYASABKAkiOQoTUmV2b2tlVG9rZW5SZXNwb25zZRIiCgV0b2tlbhgBIAEoCzITLnR1cm5zdG9uZS52MS5Ub2tlbjLgAgoNU2VydmVyU2VydmljZRJRCglMaXN0Tm9kZXMSHi50dXJuc3RvbmUudjEuTGlzdE5vZGVzUmVxdWVzdBofLnR1cm5zdG9uZS52MS5MaXN0Tm9kZXNSZXNwb25zZSIDkAIBElIKC0NyZWF0ZVRva2VuEiAudHVybnN0b25lLnYxLkNyZWF0ZVRva2VuUmVxdWVzdBohLnR1cm5zdG9uZS52MS5DcmVhdGVUb2tlblJlc3BvbnNlElQKCkxpc3RUb2tlbnMSHy50dXJuc3RvbmUudjEuTGlzdFRva2Vuc1JlcXVlc3QaIC50dXJuc3RvbmUudjEuTGlzdFRva2Vuc1Jlc3BvbnNlIgOQAgESUgoLUmV2b2tlVG9rZW4SIC50dXJuc3RvbmUudjEuUmV2b2tlVG9rZW5SZXF1ZXN0GiEudHVybnN0b25lLnYxLlJldm9rZVRva2VuUmVzcG9uc2VCP1o9dHVybnN0b25lLmRldi90dXJuc3RvbmUvaW50ZXJuYWwvYXBpL3R1cm5zdG9uZS92MTt0dXJuc3RvbmV2MWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_turnstone_v1_common, file_turnstone_v1_node]);
+  fileDesc("Chl0dXJuc3RvbmUvdjEvc2VydmVyLnByb3RvEgx0dXJuc3RvbmUudjEiEgoQTGlzdE5vZGVzUmVxdWVzdCJtChFMaXN0Tm9kZXNSZXNwb25zZRIhCgVub2RlcxgBIAMoCzISLnR1cm5zdG9uZS52MS5Ob2RlEg8KB3dhaXRpbmcYAiABKA0SJAoEbG9zdBgDIAMoCzIWLnR1cm5zdG9uZS52MS5Mb3N0Tm9kZSJXCghMb3N0Tm9kZRIgCgRub2RlGAEgASgLMhIudHVybnN0b25lLnYxLk5vZGUSKQoFc2luY2UYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIiEKEVJlbW92ZU5vZGVSZXF1ZXN0EgwKBG5hbWUYASABKAkiWwoSUmVtb3ZlTm9kZVJlc3BvbnNlEhEKCXNhbmRib3hlcxgBIAEoDRINCgV0dXJucxgCIAEoDRIQCghzZXNzaW9ucxgDIAEoDRIRCglzbmFwc2hvdHMYBCABKA0iwwEKBVRva2VuEhAKCHRva2VuX2lkGAEgASgJEgwKBG5hbWUYAiABKAkSDgoGdGVuYW50GAMgASgJEg8KB3N1YmplY3QYBCABKAkSDgoGc2NvcGVzGAUgAygJEisKB2NyZWF0ZWQYBiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEisKB2V4cGlyZXMYByABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wEg8KB3Jldm9rZWQYCCABKAgioAEKEkNyZWF0ZVRva2VuUmVxdWVzdBIMCgRuYW1lGAEgASgJEiYKA3R0bBgCIAEoCzIZLmdvb2dsZS5wcm90b2J1Zi5EdXJhdGlvbhIOCgZ0ZW5hbnQYAyABKAkSDwoHc3ViamVjdBgEIAEoCRIOCgZzY29wZXMYBSADKAkSEAoIc2Vzc2lvbnMYBiADKAkSEQoJdGVtcGxhdGVzGAcgAygJIkkKE0NyZWF0ZVRva2VuUmVzcG9uc2USIgoFdG9rZW4YASABKAsyEy50dXJuc3RvbmUudjEuVG9rZW4SDgoGc2VjcmV0GAIgASgJIjUKEUxpc3RUb2tlbnNSZXF1ZXN0EiAKBHBhZ2UYASABKAsyEi50dXJuc3RvbmUudjEuUGFnZSJSChJMaXN0VG9rZW5zUmVzcG9uc2USIwoGdG9rZW5zGAEgAygLMhMudHVybnN0b25lLnYxLlRva2VuEhcKD25leHRfcGFnZV90b2tlbhgCIAEoCSImChJSZXZva2VUb2tlblJlcXVlc3QSEAoIdG9rZW5faWQYASABKAkiOQoTUmV2b2tlVG9rZW5SZXNwb25zZRIiCgV0b2tlbhgBIAEoCzITLnR1cm5zdG9uZS52MS5Ub2tlbjKxAwoNU2VydmVyU2VydmljZRJRCglMaXN0Tm9kZXMSHi50dXJuc3RvbmUudjEuTGlzdE5vZGVzUmVxdWVzdBofLnR1cm5zdG9uZS52MS5MaXN0Tm9kZXNSZXNwb25zZSIDkAIBEk8KClJlbW92ZU5vZGUSHy50dXJuc3RvbmUudjEuUmVtb3ZlTm9kZVJlcXVlc3QaIC50dXJuc3RvbmUudjEuUmVtb3ZlTm9kZVJlc3BvbnNlElIKC0NyZWF0ZVRva2VuEiAudHVybnN0b25lLnYxLkNyZWF0ZVRva2VuUmVxdWVzdBohLnR1cm5zdG9uZS52MS5DcmVhdGVUb2tlblJlc3BvbnNlElQKCkxpc3RUb2tlbnMSHy50dXJuc3RvbmUudjEuTGlzdFRva2Vuc1JlcXVlc3QaIC50dXJuc3RvbmUudjEuTGlzdFRva2Vuc1Jlc3BvbnNlIgOQAgESUgoLUmV2b2tlVG9rZW4SIC50dXJuc3RvbmUudjEuUmV2b2tlVG9rZW5SZXF1ZXN0GiEudHVybnN0b25lLnYxLlJldm9rZVRva2VuUmVzcG9uc2VCP1o9dHVybnN0b25lLmRldi90dXJuc3RvbmUvaW50ZXJuYWwvYXBpL3R1cm5zdG9uZS92MTt0dXJuc3RvbmV2MWIGcHJvdG8z", [file_google_protobuf_duration, file_google_protobuf_timestamp, file_turnstone_v1_common, file_turnstone_v1_node]);
 
 /**
  * @generated from message turnstone.v1.ListNodesRequest
@@ -48,6 +48,13 @@ export type ListNodesResponse = Message<"turnstone.v1.ListNodesResponse"> & {
    * @generated from field: uint32 waiting = 2;
    */
   waiting: number;
+
+  /**
+   * The nodes that do not answer, in the order of their names.
+   *
+   * @generated from field: repeated turnstone.v1.LostNode lost = 3;
+   */
+  lost: LostNode[];
 };
 
 /**
@@ -56,6 +63,85 @@ export type ListNodesResponse = Message<"turnstone.v1.ListNodesResponse"> & {
  */
 export const ListNodesResponseSchema: GenMessage<ListNodesResponse> = /*@__PURE__*/
   messageDesc(file_turnstone_v1_server, 1);
+
+/**
+ * LostNode is a node that does not answer.
+ *
+ * @generated from message turnstone.v1.LostNode
+ */
+export type LostNode = Message<"turnstone.v1.LostNode"> & {
+  /**
+   * As it was last.
+   *
+   * @generated from field: turnstone.v1.Node node = 1;
+   */
+  node?: Node | undefined;
+
+  /**
+   * When it answered last.
+   *
+   * @generated from field: google.protobuf.Timestamp since = 2;
+   */
+  since?: Timestamp | undefined;
+};
+
+/**
+ * Describes the message turnstone.v1.LostNode.
+ * Use `create(LostNodeSchema)` to create a new message.
+ */
+export const LostNodeSchema: GenMessage<LostNode> = /*@__PURE__*/
+  messageDesc(file_turnstone_v1_server, 2);
+
+/**
+ * @generated from message turnstone.v1.RemoveNodeRequest
+ */
+export type RemoveNodeRequest = Message<"turnstone.v1.RemoveNodeRequest"> & {
+  /**
+   * @generated from field: string name = 1;
+   */
+  name: string;
+};
+
+/**
+ * Describes the message turnstone.v1.RemoveNodeRequest.
+ * Use `create(RemoveNodeRequestSchema)` to create a new message.
+ */
+export const RemoveNodeRequestSchema: GenMessage<RemoveNodeRequest> = /*@__PURE__*/
+  messageDesc(file_turnstone_v1_server, 3);
+
+/**
+ * RemoveNodeResponse counts what was lost with the node, of all tenants.
+ *
+ * @generated from message turnstone.v1.RemoveNodeResponse
+ */
+export type RemoveNodeResponse = Message<"turnstone.v1.RemoveNodeResponse"> & {
+  /**
+   * @generated from field: uint32 sandboxes = 1;
+   */
+  sandboxes: number;
+
+  /**
+   * @generated from field: uint32 turns = 2;
+   */
+  turns: number;
+
+  /**
+   * @generated from field: uint32 sessions = 3;
+   */
+  sessions: number;
+
+  /**
+   * @generated from field: uint32 snapshots = 4;
+   */
+  snapshots: number;
+};
+
+/**
+ * Describes the message turnstone.v1.RemoveNodeResponse.
+ * Use `create(RemoveNodeResponseSchema)` to create a new message.
+ */
+export const RemoveNodeResponseSchema: GenMessage<RemoveNodeResponse> = /*@__PURE__*/
+  messageDesc(file_turnstone_v1_server, 4);
 
 /**
  * Token is the record of a token.
@@ -113,7 +199,7 @@ export type Token = Message<"turnstone.v1.Token"> & {
  * Use `create(TokenSchema)` to create a new message.
  */
 export const TokenSchema: GenMessage<Token> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_server, 2);
+  messageDesc(file_turnstone_v1_server, 5);
 
 /**
  * CreateTokenRequest describes a new token.
@@ -177,7 +263,7 @@ export type CreateTokenRequest = Message<"turnstone.v1.CreateTokenRequest"> & {
  * Use `create(CreateTokenRequestSchema)` to create a new message.
  */
 export const CreateTokenRequestSchema: GenMessage<CreateTokenRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_server, 3);
+  messageDesc(file_turnstone_v1_server, 6);
 
 /**
  * @generated from message turnstone.v1.CreateTokenResponse
@@ -201,7 +287,7 @@ export type CreateTokenResponse = Message<"turnstone.v1.CreateTokenResponse"> & 
  * Use `create(CreateTokenResponseSchema)` to create a new message.
  */
 export const CreateTokenResponseSchema: GenMessage<CreateTokenResponse> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_server, 4);
+  messageDesc(file_turnstone_v1_server, 7);
 
 /**
  * @generated from message turnstone.v1.ListTokensRequest
@@ -218,7 +304,7 @@ export type ListTokensRequest = Message<"turnstone.v1.ListTokensRequest"> & {
  * Use `create(ListTokensRequestSchema)` to create a new message.
  */
 export const ListTokensRequestSchema: GenMessage<ListTokensRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_server, 5);
+  messageDesc(file_turnstone_v1_server, 8);
 
 /**
  * @generated from message turnstone.v1.ListTokensResponse
@@ -242,7 +328,7 @@ export type ListTokensResponse = Message<"turnstone.v1.ListTokensResponse"> & {
  * Use `create(ListTokensResponseSchema)` to create a new message.
  */
 export const ListTokensResponseSchema: GenMessage<ListTokensResponse> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_server, 6);
+  messageDesc(file_turnstone_v1_server, 9);
 
 /**
  * @generated from message turnstone.v1.RevokeTokenRequest
@@ -259,7 +345,7 @@ export type RevokeTokenRequest = Message<"turnstone.v1.RevokeTokenRequest"> & {
  * Use `create(RevokeTokenRequestSchema)` to create a new message.
  */
 export const RevokeTokenRequestSchema: GenMessage<RevokeTokenRequest> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_server, 7);
+  messageDesc(file_turnstone_v1_server, 10);
 
 /**
  * @generated from message turnstone.v1.RevokeTokenResponse
@@ -276,7 +362,7 @@ export type RevokeTokenResponse = Message<"turnstone.v1.RevokeTokenResponse"> & 
  * Use `create(RevokeTokenResponseSchema)` to create a new message.
  */
 export const RevokeTokenResponseSchema: GenMessage<RevokeTokenResponse> = /*@__PURE__*/
-  messageDesc(file_turnstone_v1_server, 8);
+  messageDesc(file_turnstone_v1_server, 11);
 
 /**
  * ServerService describes the server and manages its tokens.
@@ -293,6 +379,18 @@ export const ServerService: GenService<{
     methodKind: "unary";
     input: typeof ListNodesRequestSchema;
     output: typeof ListNodesResponseSchema;
+  },
+  /**
+   * RemoveNode forgets a node that does not answer, or that ends. What it had counts as lost. If it
+   * comes back, its sandboxes and turns are removed there, and its sessions and snapshots are there
+   * again. A node that is there and does not end is refused.
+   *
+   * @generated from rpc turnstone.v1.ServerService.RemoveNode
+   */
+  removeNode: {
+    methodKind: "unary";
+    input: typeof RemoveNodeRequestSchema;
+    output: typeof RemoveNodeResponseSchema;
   },
   /**
    * CreateToken makes a token of the server. It grants at most what the caller's own token grants,
