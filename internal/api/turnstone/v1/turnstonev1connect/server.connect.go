@@ -53,7 +53,7 @@ type ServerServiceClient interface {
 	// ListNodes lists the nodes, with the keys that sign their attestations.
 	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
 	// CreateToken makes a token of the server. It grants at most what the caller's own token grants,
-	// and lives at most as long.
+	// and lives at most as long, unless it is the successor of a token with tokens:renew.
 	CreateToken(context.Context, *connect.Request[v1.CreateTokenRequest]) (*connect.Response[v1.CreateTokenResponse], error)
 	// ListTokens lists the records of the tenant's tokens, never the tokens.
 	ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (*connect.Response[v1.ListTokensResponse], error)
@@ -134,7 +134,7 @@ type ServerServiceHandler interface {
 	// ListNodes lists the nodes, with the keys that sign their attestations.
 	ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (*connect.Response[v1.ListNodesResponse], error)
 	// CreateToken makes a token of the server. It grants at most what the caller's own token grants,
-	// and lives at most as long.
+	// and lives at most as long, unless it is the successor of a token with tokens:renew.
 	CreateToken(context.Context, *connect.Request[v1.CreateTokenRequest]) (*connect.Response[v1.CreateTokenResponse], error)
 	// ListTokens lists the records of the tenant's tokens, never the tokens.
 	ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (*connect.Response[v1.ListTokensResponse], error)
