@@ -21,13 +21,14 @@ import (
 	sandboxv1 "sigs.k8s.io/agent-sandbox/api/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/kube/agents"
 	"turnstone.dev/turnstone/internal/kube/control"
+	"turnstone.dev/turnstone/internal/kube/reviews"
 	"turnstone.dev/turnstone/internal/kube/router"
 	"turnstone.dev/turnstone/internal/kube/steady"
 	"turnstone.dev/turnstone/internal/kube/turns"
@@ -47,7 +48,11 @@ type flags struct {
 	Class     []string `help:"Serve objects of this runtime class, too, such as gvisor." placeholder:"NAME"`
 	Image     []string `help:"Replace the beginning of images' names (FROM=TO)." placeholder:"FROM=TO" sep:"none"`
 	Router    string   `help:"HOST:PORT of the router for agent-sandbox's clients; off for none." default:"off"`
-	Network   bool     `name:"router-network" help:"The router, which authenticates nobody, may be at an address that other machines reach."`
+	Network   bool     `name:"router-network" help:"The router may be at an address that other machines reach, though it authenticates nobody."`
+	Review    bool     `name:"router-review" help:"The router asks the API server who a caller is, by its token, and whether it may use the sandbox. Then other machines may reach it."`
+	Audience  []string `name:"router-audience" help:"Audience of the tokens of --router-review; none: the API server's own." placeholder:"NAME"`
+	Forwarded bool     `name:"router-forwarded" help:"Callers through a port-forward to this pod need no token: the API server has asked whether they may do that."`
+	Renew     string   `help:"Renew the token, which needs the scope tokens:renew, when half of its life is over: in this Secret (NAMESPACE/NAME), or file for that of --token-file." placeholder:"SECRET"`
 	Metrics   string   `help:"HOST:PORT of metrics; 0 for none." default:"127.0.0.1:8080"`
 	Health    string   `help:"HOST:PORT of /healthz and /readyz; 0 for none." default:"127.0.0.1:8081"`
 	Elect     string   `help:"Namespace of the Lease that elects a leader; none: without election."`
@@ -79,10 +84,10 @@ func run(ctx context.Context, f flags) error {
 	if err := level.UnmarshalText([]byte(f.LogLevel)); err != nil {
 		return err
 	}
-	if f.Router != "off" && !f.Network && !config.Loopback(f.Router) {
+	if f.Router != "off" && !f.Network && !f.Review && !config.Loopback(f.Router) {
 		return turnstone.Errorf("operator.start", turnstone.KindInvalid, "--router "+f.Router,
 			"is an address that other machines reach, and the router authenticates nobody").
-			WithHint("use a loopback address, or --router-network behind what authenticates callers")
+			WithHint("use --router-review, a loopback address, or --router-network behind what authenticates callers")
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	ctrl.SetLogger(logr.FromSlogHandler(log.Handler()))
@@ -94,7 +99,7 @@ func run(ctx context.Context, f flags) error {
 		if f.Home == "" {
 			return turnstone.Errorf("operator.start", turnstone.KindInvalid, "--secrets", "needs --home")
 		}
-		s := secrets{from: f.Secrets, home: f.Home}
+		s := &secrets{from: f.Secrets, home: f.Home}
 		if err := s.take(); err != nil {
 			return err
 		}
@@ -120,9 +125,15 @@ func run(ctx context.Context, f flags) error {
 	}
 	defer func() { _ = of.Close() }()
 	state := &readiness{check: to.Check, log: log}
+	if err := state.serve(ctx, f.Health); err != nil {
+		return err
+	}
 	go func() { _ = state.ready(ctx) }() // nobody may ask for /readyz
+	if err := errors.Join(metrics.Registry.Register(tokenEnds(to.Ends)), metrics.Registry.Register(o.Metrics)); err != nil {
+		return err
+	}
 	start := func(ctx context.Context) error {
-		m, err := newManager(cfg, f, state)
+		m, err := newManager(cfg, f)
 		if err != nil {
 			return err
 		}
@@ -137,9 +148,15 @@ func run(ctx context.Context, f flags) error {
 		if err := f.Machines.add(m, to, log); err != nil {
 			return err
 		}
+		if r, err := f.newRenewer(m.GetClient(), to.Successor, log); err != nil {
+			return err
+		} else if r != nil {
+			if err := m.Add(r); err != nil {
+				return err
+			}
+		}
 		if f.Router != "off" {
-			if err := m.Add(&listener{f.Router, router.New(router.Options{Server: to, Cluster: o.Cluster, Log: log,
-				UID: uidOf(m.GetClient()), Network: f.Network}), log}); err != nil {
+			if err := m.Add(&listener{f.Router, router.New(f.routerOptions(m, to, o)), log}); err != nil {
 				return err
 			}
 		}
@@ -148,9 +165,19 @@ func run(ctx context.Context, f flags) error {
 	return steady.Keep(ctx, log, start)
 }
 
+// routerOptions returns what the flags say about the router.
+func (f *flags) routerOptions(m manager.Manager, to *control.Client, o *agents.Options) router.Options {
+	r := router.Options{Server: to.Routes(), Cluster: o.Cluster, Log: o.Log, UID: uidOf(m.GetClient()),
+		Network: f.Network || f.Review, Forwarded: f.Forwarded}
+	if f.Review {
+		r.Review = reviews.New(m.GetClient(), f.Audience...)
+	}
+	return r
+}
+
 // options returns what the flags say about objects.
 func options(f flags, to *control.Client, log *slog.Logger) (*agents.Options, error) {
-	o := &agents.Options{Server: to, Default: f.Default, Classes: f.Class, Log: log}
+	o := &agents.Options{Server: to, Default: f.Default, Classes: f.Class, Log: log, Metrics: agents.NewMetrics()}
 	if f.Follow && !f.Default { // another controller would serve the reports
 		return nil, turnstone.Errorf("operator.start", turnstone.KindInvalid, "--follow", "needs --default")
 	}
@@ -168,7 +195,7 @@ func options(f flags, to *control.Client, log *slog.Logger) (*agents.Options, er
 }
 
 // newManager returns a manager without controllers.
-func newManager(cfg *rest.Config, f flags, to *readiness) (manager.Manager, error) {
+func newManager(cfg *rest.Config, f flags) (manager.Manager, error) {
 	scheme, err := agents.Scheme()
 	if err == nil {
 		err = v1alpha1.AddToScheme(scheme)
@@ -176,14 +203,9 @@ func newManager(cfg *rest.Config, f flags, to *readiness) (manager.Manager, erro
 	if err != nil {
 		return nil, err
 	}
-	m, err := ctrl.NewManager(cfg, ctrl.Options{Scheme: scheme, Metrics: server.Options{BindAddress: f.Metrics},
-		HealthProbeBindAddress: f.Health, LeaderElection: f.Elect != "", LeaderElectionNamespace: f.Elect,
+	return ctrl.NewManager(cfg, ctrl.Options{Scheme: scheme, Metrics: server.Options{BindAddress: f.Metrics},
+		HealthProbeBindAddress: "0", LeaderElection: f.Elect != "", LeaderElectionNamespace: f.Elect,
 		LeaderElectionID: "turn-operator.turnstone.dev", LeaderElectionReleaseOnCancel: true})
-	if err != nil {
-		return nil, err
-	}
-	return m, errors.Join(m.AddHealthzCheck("ping", healthz.Ping),
-		m.AddReadyzCheck("server", func(r *http.Request) error { return to.ready(r.Context()) }))
 }
 
 // cluster returns what tells this cluster from others: it is as old as the cluster.

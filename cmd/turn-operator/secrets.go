@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"io"
 	"log/slog"
 	"os"
@@ -16,6 +17,7 @@ import (
 // nobody else can. secrets copies them.
 type secrets struct {
 	from, home string
+	taken      [sha256.Size]byte // digest of the token that was copied last
 }
 
 // The files of the secret, and their places in the operator's folder.
@@ -30,7 +32,7 @@ const (
 )
 
 // take copies all files.
-func (s secrets) take() error {
+func (s *secrets) take() error {
 	for name := range places {
 		if err := s.copy(name); err != nil {
 			return turnstone.NewError("operator.secrets", turnstone.KindInvalid, filepath.Join(s.from, name), err).
@@ -40,7 +42,9 @@ func (s secrets) take() error {
 	return nil
 }
 
-func (s secrets) copy(name string) error {
+// copy copies a file. A token that it has copied before is left out: its successor may be there since, and
+// reaches the mounted secret a minute later.
+func (s *secrets) copy(name string) error {
 	f, err := os.Open(filepath.Join(s.from, name))
 	if err != nil {
 		return err
@@ -51,18 +55,28 @@ func (s secrets) copy(name string) error {
 		return err
 	}
 	defer clear(b)
+	sum := sha256.Sum256(b)
+	if name == tokenName && sum == s.taken {
+		return nil
+	}
 	to := filepath.Join(s.home, places[name])
 	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
 		return err
 	}
-	return filestamp.WriteFile(to, b, 0o600)
+	if err := filestamp.WriteFile(to, b, 0o600); err != nil {
+		return err
+	}
+	if name == tokenName {
+		s.taken = sum
+	}
+	return nil
 }
 
 // tokenFile is where the token is.
-func (s secrets) tokenFile() string { return filepath.Join(s.home, places[tokenName]) }
+func (s *secrets) tokenFile() string { return filepath.Join(s.home, places[tokenName]) }
 
 // follow copies the token again and again until ctx ends.
-func (s secrets) follow(ctx context.Context, log *slog.Logger) {
+func (s *secrets) follow(ctx context.Context, log *slog.Logger) {
 	for {
 		select {
 		case <-ctx.Done():

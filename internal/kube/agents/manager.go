@@ -64,7 +64,9 @@ func Add(m manager.Manager, o *Options) error {
 		WithOptions(many).Complete(steady.Share(parallel, boxes)); err != nil {
 		return err
 	}
-	of := &claims{o: o, to: m.GetClient()}
+	o.Metrics.follow(m.GetClient(), m.Elected())
+	tell := teller{m.GetEventRecorder("turn-operator")}
+	of := &claims{o: o, to: m.GetClient(), tell: tell}
 	if err := ctrl.NewControllerManagedBy(m).For(&extv1.SandboxClaim{}, meant).
 		Owns(&sandboxv1.Sandbox{}, builder.WithPredicates(says())).
 		Watches(&extv1.SandboxWarmPool{}, handler.EnqueueRequestsFromMapFunc(of.waiting), meant).
@@ -72,7 +74,7 @@ func Add(m manager.Manager, o *Options) error {
 		WithOptions(many).Complete(steady.Calm(of)); err != nil {
 		return err
 	}
-	some := &pools{o: o, to: m.GetClient(), every: poolEvery}
+	some := &pools{o: o, to: m.GetClient(), every: poolEvery, tell: tell}
 	if err := ctrl.NewControllerManagedBy(m).For(&extv1.SandboxWarmPool{}, meant).
 		Watches(&extv1.SandboxTemplate{}, handler.EnqueueRequestsFromMapFunc(some.like), meant).
 		WithOptions(many).Complete(steady.Share(parallel, some)); err != nil {

@@ -27,10 +27,20 @@ type fake struct {
 	mu   sync.Mutex
 	has  []*v1.Sandbox
 	keys []string // of the tenants' creations
+
+	asked []*v1.CreateTokenRequest
+}
+
+func (f *fake) ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (
+	*connect.Response[v1.ListTokensResponse], error) {
+	return connect.NewResponse(&v1.ListTokensResponse{}), nil
 }
 
 func (f *fake) CreateToken(_ context.Context, r *connect.Request[v1.CreateTokenRequest]) (
 	*connect.Response[v1.CreateTokenResponse], error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked = append(f.asked, r.Msg)
 	return connect.NewResponse(&v1.CreateTokenResponse{Token: &v1.Token{Tenant: r.Msg.Tenant},
 		Secret: "token-of-" + r.Msg.Tenant}), nil
 }
