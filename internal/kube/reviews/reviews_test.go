@@ -95,12 +95,7 @@ func TestReview(t *testing.T) {
 		tokens[name] = token(name)
 	}
 	const operator = "router-operator"
-	create(&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: operator}, Rules: []rbacv1.PolicyRule{
-		rule("create", "authentication.k8s.io", "tokenreviews"),
-		rule("create", "authorization.k8s.io", "subjectaccessreviews")}})
-	create(&rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: operator},
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: operator},
-		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: operator}}})
+	must(t, c.GrantOperator(ctx, root+"/packaging/kubernetes/turnstone.yaml", operator))
 	to := &counted{Writer: as(operator)}
 	r := New(to)
 	now := time.Now()
