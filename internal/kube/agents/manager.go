@@ -127,11 +127,35 @@ func (r *claims) waiting(ctx context.Context, o client.Object) (all []reconcile.
 // A sweeper removes sandboxes whose objects are gone: such as those whose finalizer a user removed, or
 // whose creation reached the server after all.
 //
-// It remembers namespaces in which there were sandboxes: one may have gone before them.
+// It remembers namespaces in which there were sandboxes: one may have gone before them. What an earlier
+// process knew it learns from the server.
 type sweeper struct {
-	o    *Options
-	live client.Reader
-	had  map[string]bool
+	o       *Options
+	live    client.Reader
+	had     map[string]bool
+	learned bool
+}
+
+// Tenants are the namespaces for which an operator has acted at the server. A Server may implement it.
+type Tenants interface {
+	Tenants(ctx context.Context) ([]string, error)
+}
+
+// learn adds the namespaces of earlier processes, once.
+func (s *sweeper) learn(ctx context.Context) {
+	of, ok := s.o.Server.(Tenants)
+	if !ok || s.learned {
+		return
+	}
+	all, err := of.Tenants(ctx)
+	if err != nil {
+		s.o.Log.Warn("the namespaces of an earlier operator are not known", "error", err)
+		return
+	}
+	for _, name := range all {
+		s.had[name] = true
+	}
+	s.learned = true
 }
 
 // Start implements manager.Runnable. It runs where the leader is.
@@ -155,6 +179,7 @@ func (s *sweeper) sweep(ctx context.Context, age time.Duration) error {
 	if err := s.live.List(ctx, all); err != nil {
 		return err
 	}
+	s.learn(ctx)
 	names := make(map[string]bool, len(all.Items)+len(s.had))
 	maps.Copy(names, s.had)
 	for _, n := range all.Items {

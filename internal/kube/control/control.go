@@ -163,7 +163,7 @@ func (c *Client) renewed(ctx context.Context, t *tenant, namespace string) error
 	}
 	a, err := c.own.Server.CreateToken(ctx, connect.NewRequest(&v1.CreateTokenRequest{Name: "kubernetes",
 		Ttl: durationpb.New(life), Tenant: namespace, Scopes: t.scopes,
-		Subject: "kubernetes namespace " + namespace}))
+		Subject: subjectPrefix + namespace}))
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,13 @@ type fake struct {
 
 func (f *fake) ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (
 	*connect.Response[v1.ListTokensResponse], error) {
-	return connect.NewResponse(&v1.ListTokensResponse{}), nil
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a := &v1.ListTokensResponse{Tokens: []*v1.Token{{Tenant: "user", Subject: "kubernetes namespace other"}}}
+	for _, r := range f.asked {
+		a.Tokens = append(a.Tokens, &v1.Token{Tenant: r.Tenant, Subject: r.Subject})
+	}
+	return connect.NewResponse(a), nil
 }
 
 func (f *fake) CreateToken(_ context.Context, r *connect.Request[v1.CreateTokenRequest]) (

@@ -126,3 +126,29 @@ func (c *Client) Successor(ctx context.Context) (old, successor string, err erro
 	}
 	return old, a.Msg.Secret, nil
 }
+
+// subjectPrefix begins the subjects of tokens for tenants: the namespace follows.
+const subjectPrefix = "kubernetes namespace "
+
+// Tenants implements agents.Tenants: the namespaces for which tokens were made, of which the server forgets
+// those that ended long ago.
+func (c *Client) Tenants(ctx context.Context) (all []string, err error) {
+	page := &v1.Page{}
+	for range maxPages {
+		a, err := c.own.Server.ListTokens(ctx, connect.NewRequest(&v1.ListTokensRequest{Page: page}))
+		if err != nil {
+			return nil, err
+		}
+		for _, t := range a.Msg.Tokens {
+			if t.Subject == subjectPrefix+t.Tenant {
+				all = append(all, t.Tenant)
+			}
+		}
+		slices.Sort(all)
+		all = slices.Compact(all)
+		if page.Token = a.Msg.NextPageToken; page.Token == "" {
+			return all, nil
+		}
+	}
+	return all, nil
+}

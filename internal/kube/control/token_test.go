@@ -105,6 +105,9 @@ func TestRoutes(t *testing.T) {
 	must(t, err)
 	_, err = c.Routes().List(t.Context(), "a", "x")
 	must(t, err)
+	if all, err := c.Tenants(t.Context()); err != nil || !slices.Equal(all, []string{"a"}) {
+		t.Errorf("tokens were made for %v, %v", all, err)
+	}
 	if len(f.asked) != 2 || !slices.Equal(f.asked[1].Scopes, []string{"sandboxes:read", "sandboxes:connect"}) {
 		t.Errorf("asked for %v", f.asked)
 	}
