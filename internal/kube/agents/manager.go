@@ -55,13 +55,15 @@ const (
 // Add makes a manager serve the objects.
 func Add(m manager.Manager, o *Options) error {
 	skip := true // names of controllers are of one process here, which may have several managers
-	many := controller.Options{MaxConcurrentReconciles: parallel, SkipNameValidation: &skip,
-		NewQueue: steady.NewQueue, ReconciliationTimeout: lookTime}
+	many := func() controller.Options {
+		return controller.Options{MaxConcurrentReconciles: parallel, SkipNameValidation: &skip,
+			NewQueue: steady.NewQueue, RateLimiter: steady.Retries(), ReconciliationTimeout: lookTime}
+	}
 	meant := builder.WithPredicates(steady.Meant())
 	boxes := &sandboxes{o: o, to: m.GetClient(), live: m.GetAPIReader()}
 	if err := ctrl.NewControllerManagedBy(m).For(&sandboxv1.Sandbox{}, meant).
 		Watches(&extv1.SandboxClaim{}, handler.EnqueueRequestsFromMapFunc(sameName), builder.WithPredicates(goes())).
-		WithOptions(many).Complete(steady.Share(parallel, boxes)); err != nil {
+		WithOptions(many()).Complete(steady.Share(parallel, boxes)); err != nil {
 		return err
 	}
 	o.Metrics.follow(m.GetClient(), m.Elected())
@@ -71,13 +73,13 @@ func Add(m manager.Manager, o *Options) error {
 		Owns(&sandboxv1.Sandbox{}, builder.WithPredicates(says())).
 		Watches(&extv1.SandboxWarmPool{}, handler.EnqueueRequestsFromMapFunc(of.waiting), meant).
 		Watches(&extv1.SandboxTemplate{}, handler.EnqueueRequestsFromMapFunc(of.waiting), meant).
-		WithOptions(many).Complete(steady.Calm(of)); err != nil {
+		WithOptions(many()).Complete(steady.Calm(of)); err != nil {
 		return err
 	}
 	some := &pools{o: o, to: m.GetClient(), every: poolEvery, tell: tell}
 	if err := ctrl.NewControllerManagedBy(m).For(&extv1.SandboxWarmPool{}, meant).
 		Watches(&extv1.SandboxTemplate{}, handler.EnqueueRequestsFromMapFunc(some.like), meant).
-		WithOptions(many).Complete(steady.Share(parallel, some)); err != nil {
+		WithOptions(many()).Complete(steady.Share(parallel, some)); err != nil {
 		return err
 	}
 	if from, ok := o.Server.(Reports); ok && o.Follow != nil {

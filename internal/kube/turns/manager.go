@@ -39,7 +39,7 @@ func Add(m manager.Manager, o *Options) error {
 	skip := true // names of controllers are of one process here, which may have several managers
 	options := func(n int, most time.Duration) controller.Options {
 		return controller.Options{MaxConcurrentReconciles: n, SkipNameValidation: &skip, NewQueue: steady.NewQueue,
-			ReconciliationTimeout: most}
+			RateLimiter: steady.Retries(), ReconciliationTimeout: most}
 	}
 	meant := builder.WithPredicates(steady.Meant())
 	if err := m.GetFieldIndexer().IndexField(context.Background(), &v1alpha1.Turn{}, bySession,
