@@ -54,13 +54,14 @@ class Kubernetes(unittest.TestCase):
     def create(self, pool="python", **more):
         s = self.clients.create_sandbox(pool, sandbox_ready_timeout=PATIENCE, **more)
         self.addCleanup(s.terminate)
-        s.connector.session.headers["Authorization"] = "Bearer " + self.token
+        for session in (s.connector.session, s.connector._no_retry_session):  # docs/kubernetes-clients.md
+            session.headers["Authorization"] = "Bearer " + self.token
         return s
 
     def test_many(self):
-        """1,000 commands in a row are more than the server's rate allows at once, and none fails."""
+        """200 commands in a row are more than the server's rate allows at once, and none fails."""
         s = self.create()
-        for n in range(1000):
+        for n in range(200):
             r = s.commands.run(f"echo {n}")
             self.assertEqual((r.stdout, r.exit_code), (f"{n}\n", 0))
 
