@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -51,6 +49,8 @@ type flags struct {
 	Network   bool     `name:"router-network" help:"The router may be at an address that other machines reach, though it authenticates nobody."`
 	Review    bool     `name:"router-review" help:"The router asks the API server who a caller is, by its token, and whether it may use the sandbox. Then other machines may reach it."`
 	Audience  []string `name:"router-audience" help:"Audience of the tokens of --router-review; none: the API server's own." placeholder:"NAME"`
+	Cert      string   `name:"router-certificate" help:"Certificate of the router, with which it speaks HTTPS; read again when it changes." type:"path" placeholder:"FILE"`
+	CertKey   string   `name:"router-key" help:"Key of --router-certificate." type:"path" placeholder:"FILE"`
 	Forwarded bool     `name:"router-forwarded" help:"Callers through a port-forward to this pod need no token: the API server has asked whether they may do that."`
 	Renew     string   `help:"Renew the token, which needs the scope tokens:renew, when half of its life is over: in this Secret (NAMESPACE/NAME), or file for that of --token-file." placeholder:"SECRET"`
 	Metrics   string   `help:"HOST:PORT of metrics; 0 for none." default:"127.0.0.1:8080"`
@@ -156,7 +156,7 @@ func run(ctx context.Context, f flags) error {
 			}
 		}
 		if f.Router != "off" {
-			if err := m.Add(&listener{f.Router, router.New(f.routerOptions(m, to, o)), log}); err != nil {
+			if err := m.Add(f.listener(router.New(f.routerOptions(m, to, o)), log)); err != nil {
 				return err
 			}
 		}
@@ -219,13 +219,6 @@ func cluster(ctx context.Context, cfg *rest.Config) (string, error) {
 	return string(n.UID), err
 }
 
-// A listener serves the router in each operator, whoever leads.
-type listener struct {
-	address string
-	handler http.Handler
-	log     *slog.Logger
-}
-
 // uidOf returns the UIDs of Sandboxes in the cache of a manager: whoever asks the router costs the API
 // server nothing.
 func uidOf(c client.Client) func(ctx context.Context, namespace, name string) (string, error) {
@@ -237,17 +230,4 @@ func uidOf(c client.Client) func(ctx context.Context, namespace, name string) (s
 		}
 		return string(s.UID), err
 	}
-}
-
-// NeedLeaderElection implements manager.LeaderElectionRunnable.
-func (*listener) NeedLeaderElection() bool { return false }
-
-// Start implements manager.Runnable.
-func (l *listener) Start(ctx context.Context) error {
-	at, err := net.Listen("tcp", l.address)
-	if err != nil {
-		return err
-	}
-	l.log.Info("serving agent-sandbox's clients", "address", at.Addr().String())
-	return router.Serve(ctx, at, l.handler)
 }
