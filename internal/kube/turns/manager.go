@@ -56,7 +56,7 @@ func Add(m manager.Manager, o *Options) error {
 		return err
 	}
 	tell := m.GetEventRecorder("turn-operator")
-	some := &turns{o: o, to: m.GetClient(), runs: all, tell: tell, reads: make(chan struct{}, reads)}
+	some := &turns{o: o, to: m.GetClient(), live: m.GetAPIReader(), runs: all, tell: tell, reads: make(chan struct{}, reads)}
 	if err := ctrl.NewControllerManagedBy(m).For(&v1alpha1.Turn{}).
 		WatchesRawSource(source.Channel(all.wake, &handler.EnqueueRequestForObject{})).
 		Watches(&v1alpha1.Turn{}, handler.Funcs{UpdateFunc: some.changed, DeleteFunc: some.deleted}).
