@@ -14,9 +14,7 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
-	sandboxv1 "sigs.k8s.io/agent-sandbox/api/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -26,7 +24,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/kube/agents"
 	"turnstone.dev/turnstone/internal/kube/control"
-	"turnstone.dev/turnstone/internal/kube/reviews"
 	"turnstone.dev/turnstone/internal/kube/router"
 	"turnstone.dev/turnstone/internal/kube/steady"
 	"turnstone.dev/turnstone/internal/kube/turns"
@@ -156,23 +153,17 @@ func run(ctx context.Context, f flags) error {
 			}
 		}
 		if f.Router != "off" {
-			if err := m.Add(f.listener(router.New(f.routerOptions(m, to, o)), log)); err != nil {
+			r, err := f.routerOptions(cfg, m, to, o)
+			if err != nil {
+				return err
+			}
+			if err := m.Add(f.listener(router.New(r), log)); err != nil {
 				return err
 			}
 		}
 		return m.Start(ctx)
 	}
 	return steady.Keep(ctx, log, start)
-}
-
-// routerOptions returns what the flags say about the router.
-func (f *flags) routerOptions(m manager.Manager, to *control.Client, o *agents.Options) router.Options {
-	r := router.Options{Server: to.Routes(), Cluster: o.Cluster, Log: o.Log, UID: uidOf(m.GetClient()),
-		Network: f.Network || f.Review, Forwarded: f.Forwarded}
-	if f.Review {
-		r.Review = reviews.New(m.GetClient(), f.Audience...)
-	}
-	return r
 }
 
 // options returns what the flags say about objects.
@@ -217,17 +208,4 @@ func cluster(ctx context.Context, cfg *rest.Config) (string, error) {
 	n := &corev1.Namespace{}
 	err = c.Get(ctx, client.ObjectKey{Name: "kube-system"}, n)
 	return string(n.UID), err
-}
-
-// uidOf returns the UIDs of Sandboxes in the cache of a manager: whoever asks the router costs the API
-// server nothing.
-func uidOf(c client.Client) func(ctx context.Context, namespace, name string) (string, error) {
-	return func(ctx context.Context, namespace, name string) (string, error) {
-		s := &sandboxv1.Sandbox{}
-		err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, s)
-		if apierrors.IsNotFound(err) {
-			err = turnstone.NewError("router.find", turnstone.KindNotFound, "sandbox "+name, err)
-		}
-		return string(s.UID), err
-	}
 }
