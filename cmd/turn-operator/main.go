@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -17,13 +15,11 @@ import (
 	"github.com/alecthomas/kong"
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
-	sandboxv1 "sigs.k8s.io/agent-sandbox/api/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"turnstone.dev/turnstone"
@@ -49,7 +45,13 @@ type flags struct {
 	Class     []string      `help:"Serve objects of this runtime class, too, such as gvisor." placeholder:"NAME"`
 	Image     []string      `help:"Replace the beginning of images' names (FROM=TO)." placeholder:"FROM=TO" sep:"none"`
 	Router    string        `help:"HOST:PORT of the router for agent-sandbox's clients; off for none." default:"off"`
-	Network   bool          `name:"router-network" help:"The router, which authenticates nobody, may be at an address that other machines reach."`
+	Network   bool          `name:"router-network" help:"The router may be at an address that other machines reach, though it authenticates nobody."`
+	Review    bool          `name:"router-review" help:"The router asks the API server who a caller is, by its token, and whether it may use the sandbox. Then other machines may reach it."`
+	Audience  []string      `name:"router-audience" help:"Audience of the tokens of --router-review; none: the API server's own." placeholder:"NAME"`
+	Cert      string        `name:"router-certificate" help:"Certificate of the router, with which it speaks HTTPS; read again when it changes." type:"path" placeholder:"FILE"`
+	CertKey   string        `name:"router-key" help:"Key of --router-certificate." type:"path" placeholder:"FILE"`
+	Forwarded bool          `name:"router-forwarded" help:"Callers through a port-forward to this pod need no token: the API server has asked whether they may do that."`
+	Renew     string        `help:"Renew the token, which needs the scope tokens:renew, when half of its life is over: in this Secret (NAMESPACE/NAME), or file for that of --token-file." placeholder:"SECRET"`
 	Metrics   string        `help:"HOST:PORT of metrics; 0 for none." default:"127.0.0.1:8080"`
 	Health    string        `help:"HOST:PORT of /healthz and /readyz; 0 for none." default:"127.0.0.1:8081"`
 	Elect     string        `help:"Namespace of the Lease that elects a leader; none: without election."`
@@ -81,10 +83,10 @@ func run(ctx context.Context, f flags) error {
 	if err := level.UnmarshalText([]byte(f.LogLevel)); err != nil {
 		return err
 	}
-	if f.Router != "off" && !f.Network && !config.Loopback(f.Router) {
+	if f.Router != "off" && !f.Network && !f.Review && !config.Loopback(f.Router) {
 		return turnstone.Errorf("operator.start", turnstone.KindInvalid, "--router "+f.Router,
 			"is an address that other machines reach, and the router authenticates nobody").
-			WithHint("use a loopback address, or --router-network behind what authenticates callers")
+			WithHint("use --router-review, a loopback address, or --router-network behind what authenticates callers")
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	ctrl.SetLogger(logr.FromSlogHandler(log.Handler()))
@@ -96,7 +98,7 @@ func run(ctx context.Context, f flags) error {
 		if f.Home == "" {
 			return turnstone.Errorf("operator.start", turnstone.KindInvalid, "--secrets", "needs --home")
 		}
-		s := secrets{from: f.Secrets, home: f.Home}
+		s := &secrets{from: f.Secrets, home: f.Home}
 		if err := s.take(); err != nil {
 			return err
 		}
@@ -125,9 +127,15 @@ func run(ctx context.Context, f flags) error {
 	}
 	defer func() { _ = of.Close() }()
 	state := &readiness{check: to.Check, log: log}
+	if err := state.serve(ctx, f.Health); err != nil {
+		return err
+	}
 	go func() { _ = state.ready(ctx) }() // nobody may ask for /readyz
+	if err := errors.Join(metrics.Registry.Register(tokenEnds(to.Ends)), metrics.Registry.Register(o.Metrics)); err != nil {
+		return err
+	}
 	start := func(ctx context.Context) error {
-		m, err := newManager(cfg, f, state)
+		m, err := newManager(cfg, f)
 		if err != nil {
 			return err
 		}
@@ -142,9 +150,19 @@ func run(ctx context.Context, f flags) error {
 		if err := f.Machines.add(m, to, log); err != nil {
 			return err
 		}
+		if r, err := f.newRenewer(m.GetClient(), to.Successor, log); err != nil {
+			return err
+		} else if r != nil {
+			if err := m.Add(r); err != nil {
+				return err
+			}
+		}
 		if f.Router != "off" {
-			if err := m.Add(&listener{f.Router, router.New(router.Options{Server: to, Cluster: o.Cluster, Log: log,
-				UID: uidOf(m.GetClient()), Network: f.Network}), log}); err != nil {
+			r, err := f.routerOptions(cfg, m, to, o)
+			if err != nil {
+				return err
+			}
+			if err := m.Add(f.listener(router.New(r), log)); err != nil {
 				return err
 			}
 		}
@@ -155,7 +173,8 @@ func run(ctx context.Context, f flags) error {
 
 // options returns what the flags say about objects.
 func options(f flags, to *control.Client, log *slog.Logger) (*agents.Options, error) {
-	o := &agents.Options{Server: to, Default: f.Default, Classes: f.Class, Log: log, Away: max(f.Away, time.Millisecond)}
+	o := &agents.Options{Server: to, Default: f.Default, Classes: f.Class, Log: log, Away: max(f.Away, time.Millisecond),
+		Metrics: agents.NewMetrics()}
 	if f.Follow && !f.Default { // another controller would serve the reports
 		return nil, turnstone.Errorf("operator.start", turnstone.KindInvalid, "--follow", "needs --default")
 	}
@@ -173,7 +192,7 @@ func options(f flags, to *control.Client, log *slog.Logger) (*agents.Options, er
 }
 
 // newManager returns a manager without controllers.
-func newManager(cfg *rest.Config, f flags, to *readiness) (manager.Manager, error) {
+func newManager(cfg *rest.Config, f flags) (manager.Manager, error) {
 	scheme, err := agents.Scheme()
 	if err == nil {
 		err = v1alpha1.AddToScheme(scheme)
@@ -181,14 +200,9 @@ func newManager(cfg *rest.Config, f flags, to *readiness) (manager.Manager, erro
 	if err != nil {
 		return nil, err
 	}
-	m, err := ctrl.NewManager(cfg, ctrl.Options{Scheme: scheme, Metrics: server.Options{BindAddress: f.Metrics},
-		HealthProbeBindAddress: f.Health, LeaderElection: f.Elect != "", LeaderElectionNamespace: f.Elect,
+	return ctrl.NewManager(cfg, ctrl.Options{Scheme: scheme, Metrics: server.Options{BindAddress: f.Metrics},
+		HealthProbeBindAddress: "0", LeaderElection: f.Elect != "", LeaderElectionNamespace: f.Elect,
 		LeaderElectionID: "turn-operator.turnstone.dev", LeaderElectionReleaseOnCancel: true})
-	if err != nil {
-		return nil, err
-	}
-	return m, errors.Join(m.AddHealthzCheck("ping", healthz.Ping),
-		m.AddReadyzCheck("server", func(r *http.Request) error { return to.ready(r.Context()) }))
 }
 
 // cluster returns what tells this cluster from others: it is as old as the cluster.
@@ -200,37 +214,4 @@ func cluster(ctx context.Context, cfg *rest.Config) (string, error) {
 	n := &corev1.Namespace{}
 	err = c.Get(ctx, client.ObjectKey{Name: "kube-system"}, n)
 	return string(n.UID), err
-}
-
-// A listener serves the router in each operator, whoever leads.
-type listener struct {
-	address string
-	handler http.Handler
-	log     *slog.Logger
-}
-
-// uidOf returns the UIDs of Sandboxes in the cache of a manager: whoever asks the router costs the API
-// server nothing.
-func uidOf(c client.Client) func(ctx context.Context, namespace, name string) (string, error) {
-	return func(ctx context.Context, namespace, name string) (string, error) {
-		s := &sandboxv1.Sandbox{}
-		err := c.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, s)
-		if apierrors.IsNotFound(err) {
-			err = turnstone.NewError("router.find", turnstone.KindNotFound, "sandbox "+name, err)
-		}
-		return string(s.UID), err
-	}
-}
-
-// NeedLeaderElection implements manager.LeaderElectionRunnable.
-func (*listener) NeedLeaderElection() bool { return false }
-
-// Start implements manager.Runnable.
-func (l *listener) Start(ctx context.Context) error {
-	at, err := net.Listen("tcp", l.address)
-	if err != nil {
-		return err
-	}
-	l.log.Info("serving agent-sandbox's clients", "address", at.Addr().String())
-	return router.Serve(ctx, at, l.handler)
 }

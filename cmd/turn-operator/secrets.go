@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"io"
 	"log/slog"
 	"os"
@@ -17,6 +18,7 @@ import (
 // nobody else can. secrets copies them.
 type secrets struct {
 	from, home string
+	taken      [sha256.Size]byte // digest of the token that was copied last
 }
 
 // The files of the secret that are copied, and their places in the operator's folder. hostList takes the
@@ -32,7 +34,7 @@ const (
 )
 
 // take copies all files.
-func (s secrets) take() error {
+func (s *secrets) take() error {
 	for name := range places {
 		if err := s.copy(name); err != nil {
 			return s.lacks(name, err)
@@ -42,13 +44,13 @@ func (s secrets) take() error {
 }
 
 // lacks is the error about a file of the secret.
-func (s secrets) lacks(name string, err error) error {
+func (s *secrets) lacks(name string, err error) error {
 	return turnstone.NewError("operator.secrets", turnstone.KindInvalid, filepath.Join(s.from, name), err).
 		WithHint("the secret has the files hosts.toml, key and token: docs/kubernetes.md")
 }
 
 // hosts takes the list of hosts, and follows it until ctx ends.
-func (s secrets) hosts(ctx context.Context, log *slog.Logger) error {
+func (s *secrets) hosts(ctx context.Context, log *slog.Logger) error {
 	l := &hostList{from: s.from, home: s.home}
 	if _, err := l.take(ctx); err != nil {
 		return s.lacks(hosts.File, err)
@@ -57,17 +59,29 @@ func (s secrets) hosts(ctx context.Context, log *slog.Logger) error {
 	return nil
 }
 
-func (s secrets) copy(name string) error {
+// copy copies a file. A token that it has copied before is left out: its successor may be there since, and
+// reaches the mounted secret a minute later.
+func (s *secrets) copy(name string) error {
 	b, err := readSecret(filepath.Join(s.from, name))
 	if err != nil {
 		return err
 	}
 	defer clear(b)
+	sum := sha256.Sum256(b)
+	if name == tokenName && sum == s.taken {
+		return nil
+	}
 	to := filepath.Join(s.home, places[name])
 	if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
 		return err
 	}
-	return filestamp.WriteFile(to, b, 0o600)
+	if err := filestamp.WriteFile(to, b, 0o600); err != nil {
+		return err
+	}
+	if name == tokenName {
+		s.taken = sum
+	}
+	return nil
 }
 
 // readSecret reads a file of the secret.
@@ -81,10 +95,10 @@ func readSecret(path string) ([]byte, error) {
 }
 
 // tokenFile is where the token is.
-func (s secrets) tokenFile() string { return filepath.Join(s.home, places[tokenName]) }
+func (s *secrets) tokenFile() string { return filepath.Join(s.home, places[tokenName]) }
 
 // follow copies the token again and again until ctx ends.
-func (s secrets) follow(ctx context.Context, log *slog.Logger) {
+func (s *secrets) follow(ctx context.Context, log *slog.Logger) {
 	for {
 		select {
 		case <-ctx.Done():

@@ -33,7 +33,7 @@ func TestSecrets(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s := secrets{from: from, home: home}
+	s := &secrets{from: from, home: home}
 	mount("..1", map[string]string{"hosts.toml": "", tokenName: "one\n"})
 	if err := s.take(); err == nil {
 		t.Error("a secret without a key")
@@ -56,5 +56,21 @@ func TestSecrets(t *testing.T) {
 	}
 	if token, err := hosts.ReadToken(s.tokenFile()); err != nil || token != "three" {
 		t.Errorf("%q, %v", token, err)
+	}
+	// The successor that this process has stored is not replaced by the old token, which is still mounted, and
+	// what comes after is.
+	if err := inFile(s.tokenFile())("four"); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"four", "five"} {
+		if err := s.copy(tokenName); err != nil {
+			t.Fatal(err)
+		}
+		if token, err := hosts.ReadToken(s.tokenFile()); err != nil || token != want {
+			t.Errorf("%q, %v", token, err)
+		}
+		if want == "four" {
+			mount("..4", map[string]string{"hosts.toml": "", "key": "k\n", tokenName: "five\n"})
+		}
 	}
 }

@@ -121,7 +121,7 @@ func (a *App) Complain(err error) {
 	for _, line := range messages(err) {
 		terminal.Println(a.Stderr, a.naming.String()+": "+terminal.Printable(line))
 	}
-	if hint := turnstone.HintOf(err); hint != "" {
+	if hint := a.naming.hint(err); hint != "" {
 		terminal.Println(a.Stderr, "hint: "+terminal.Printable(a.naming.in(hint)))
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"github.com/alecthomas/kong"
+
+	"turnstone.dev/turnstone"
 )
 
 // program is what the command is called in texts, and plugin if kubectl runs it as one of its plug-ins,
@@ -60,6 +62,18 @@ func (n *naming) in(text string) string {
 		return text
 	}
 	return n.words.ReplaceAllString(text, "${1}"+n.name+"${2}")
+}
+
+// kubectlFlags are flags of kubectl itself, in an error that refuses one.
+var kubectlFlags = regexp.MustCompile(`unknown flag (--(namespace|context|cluster|user|kubeconfig|server)|-n|-s)\b`)
+
+// hint returns the hint of an error. A plug-in's user may mean a flag of kubectl.
+func (n *naming) hint(err error) string {
+	if n != nil && kubectlFlags.MatchString(err.Error()) {
+		return "flags of kubectl select nothing here: select the server with TURN_HOST or turn host use; its token says " +
+			"which tenant, and so which namespace, you act in"
+	}
+	return turnstone.HintOf(err)
 }
 
 // help replaces the name in the texts of help.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"strings"
 	"syscall"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -152,12 +153,17 @@ func authorityHint() string {
 	return "name the authority's file in SSL_CERT_FILE if you trust it"
 }
 
+// refusedFor is when a channel that a limit refused may be opened: the answer of a WebSocket has no
+// Retry-After that reaches here.
+const refusedFor = time.Second
+
 // refusedChannel returns the error of a WebSocket that the server refused. Reaching a limit passes:
 // a turn that is followed is dialled again.
 func (s *Server) refusedChannel(e *turnstone.Error) error {
 	e.Subject = s.o.Address.String()
 	if e.Kind == turnstone.KindExhausted {
 		e.Kind = turnstone.KindUnavailable
+		return &api.Status{RetryAfter: refusedFor, Err: e}
 	}
 	return e
 }

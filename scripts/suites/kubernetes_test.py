@@ -12,10 +12,21 @@ from k8s_agent_sandbox.models import SandboxDirectConnectionConfig
 GROUP, EXT, VERSION = "agents.x-k8s.io", "extensions.agents.x-k8s.io", "v1beta1"
 PATIENCE = 600  # seconds: the template may have to be built
 
-# What python3 -m http.server would be: the template has no Python.
+# A server that answers the head of each request: the template has no Python.
 SERVER = """$s = IO::Socket::INET->new(LocalPort => 8888, Listen => 9, ReuseAddr => 1) or die;
-while ($c = $s->accept) { while (<$c>) { last if /^\\r?$/ } print $c
-"HTTP/1.1 200 OK\\r\\nContent-Length: 9\\r\\nConnection: close\\r\\n\\r\\nserved by" ; close $c }"""
+while ($c = $s->accept) { $h = ""; while (<$c>) { last if /^\\r?$/; $h .= $_ } print $c
+"HTTP/1.1 200 OK\\r\\nConnection: close\\r\\n\\r\\nserved by $h" ; close $c }"""
+
+
+def account(name, rules):
+    """The token of a new service account with these rights."""
+    core, rights = client.CoreV1Api(), client.RbacAuthorizationV1Api()
+    core.create_namespaced_service_account("default", {"metadata": {"name": name}})
+    rights.create_namespaced_role("default", {"metadata": {"name": name}, "rules": rules})
+    rights.create_namespaced_role_binding("default", {
+        "metadata": {"name": name}, "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": "default"}]})
+    return core.create_namespaced_service_account_token(name, "default", {"spec": {}}).status.token
 
 
 def template(name, image="registry.example/base", **container):
@@ -29,6 +40,8 @@ class Kubernetes(unittest.TestCase):
     def setUpClass(cls):
         config.load_kube_config()
         cls.api = client.CustomObjectsApi()
+        cls.token = account("user", [{"apiGroups": [GROUP], "resources": ["sandboxes"], "verbs": ["get"]},
+                                     {"apiGroups": [EXT], "resources": ["sandboxclaims"], "verbs": ["create"]}])
         for t in (template("python"), template("warm", resources={"limits": {"memory": "512Mi"}}), template("served", command=["perl", "-MIO::Socket::INET", "-e", SERVER]),
                   template("hostile", securityContext={"privileged": True})):
             cls.api.create_namespaced_custom_object(EXT, VERSION, "default", "sandboxtemplates", t)
@@ -41,7 +54,35 @@ class Kubernetes(unittest.TestCase):
     def create(self, pool="python", **more):
         s = self.clients.create_sandbox(pool, sandbox_ready_timeout=PATIENCE, **more)
         self.addCleanup(s.terminate)
+        for session in (s.connector.session, s.connector._no_retry_session):  # docs/kubernetes-clients.md
+            session.headers["Authorization"] = "Bearer " + self.token
         return s
+
+    def test_many(self):
+        """200 commands in a row are more than the server's rate allows at once, and none fails."""
+        s = self.create()
+        for n in range(200):
+            r = s.commands.run(f"echo {n}")
+            self.assertEqual((r.stdout, r.exit_code), (f"{n}\n", 0))
+
+    def test_callers(self):
+        """Only who may get a sandbox and create some is answered, and no sandbox sees the token."""
+        s = self.create("served")
+        headers = s.connector.session.headers
+        for token, status in ((account("reader", [{"apiGroups": [GROUP], "resources": ["sandboxes"], "verbs": ["get"]}]), 403),
+                              (account("nobody", []), 403), ("nonsense", 401), (None, 401)):
+            headers["Authorization"] = f"Bearer {token}" if token else None
+            with self.assertRaises(Exception) as failed:
+                s.connector.send_request("GET", "")
+            self.assertIn(str(status), f"{failed.exception} {failed.exception.__cause__}")
+        headers["Authorization"] = "Bearer " + self.token
+        for _ in range(PATIENCE):  # the server in the sandbox needs a moment
+            r = s.connector.send_request("GET", "", headers={"X-Mine": "kept"})
+            if r.text.startswith("served by"):
+                break
+            time.sleep(1)
+        self.assertIn("X-Mine: kept", r.text)
+        self.assertNotIn("uthorization", r.text)
 
     def test_commands(self):
         s = self.create(env={"COLOUR": "blue"})
@@ -67,7 +108,7 @@ class Kubernetes(unittest.TestCase):
         s = self.create("served")
         for _ in range(PATIENCE):  # the server in the sandbox needs a moment
             r = s.connector.send_request("GET", "")
-            if r.text == "served by":
+            if r.text.startswith("served by"):
                 return
             time.sleep(1)
         self.fail(r.text)

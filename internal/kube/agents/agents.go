@@ -71,7 +71,9 @@ type Options struct {
 	Follow *Follow
 	// Images replace the beginning of images' names, in order: the first that fits.
 	Images []Image
-	Log    *slog.Logger
+	// Metrics count what is served; nil: nothing is counted.
+	Metrics *Metrics
+	Log     *slog.Logger
 	// Again is the time between two looks at an object that did not change; 0: five minutes.
 	Again time.Duration
 	// Guest is how long a sandbox may take to answer: what runs in it may never do; 0: two minutes.

@@ -46,8 +46,9 @@ func (r *refusal) Error() string { return r.why }
 
 // claims reconciles objects of the kind SandboxClaim.
 type claims struct {
-	o  *Options
-	to client.Client
+	o    *Options
+	to   client.Client
+	tell teller
 }
 
 // Reconcile implements reconcile.Reconciler.
@@ -96,6 +97,7 @@ func (r *claims) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result, er
 		if err := r.to.Status().Update(ctx, c); err != nil {
 			return result(err)
 		}
+		r.tell.claim(c, ready(was.Conditions), ready(c.Status.Conditions))
 	}
 	return ctrl.Result{RequeueAfter: after}, nil
 }
@@ -185,6 +187,9 @@ func (r *claims) grant(ctx context.Context, c *extv1.SandboxClaim, t *extv1.Sand
 		}
 		if apierrors.IsInvalid(err) {
 			return &refusal{reason: ReasonInvalid, why: err.Error(), final: true}
+		}
+		if err == nil {
+			r.o.Metrics.claimed(c, t.Name)
 		}
 	}
 	if err != nil {

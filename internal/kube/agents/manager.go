@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/util/workqueue"
 	sandboxv1 "sigs.k8s.io/agent-sandbox/api/v1beta1"
 	extv1 "sigs.k8s.io/agent-sandbox/extensions/api/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -52,19 +51,14 @@ const (
 	sweepAge   = 5 * time.Minute
 	// lookTime bounds one look at an object.
 	lookTime = 15 * time.Minute
-	// minAgain and maxAgain bound the time until an object is looked at again whose last look failed: it doubles. What
-	// was wrong, such as a registry that did not answer, may be over at any time.
-	minAgain = 5 * time.Millisecond
-	maxAgain = time.Minute
 )
 
 // Add makes a manager serve the objects.
 func Add(m manager.Manager, o *Options) error {
-	skip := true                        // names of controllers are of one process here, which may have several managers
-	many := func() controller.Options { // with a limiter of its own: it counts by names
-		return controller.Options{MaxConcurrentReconciles: parallel, SkipNameValidation: &skip, NewQueue: steady.NewQueue,
-			ReconciliationTimeout: lookTime,
-			RateLimiter:           workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](minAgain, maxAgain)}
+	skip := true // names of controllers are of one process here, which may have several managers
+	many := func() controller.Options {
+		return controller.Options{MaxConcurrentReconciles: parallel, SkipNameValidation: &skip,
+			NewQueue: steady.NewQueue, RateLimiter: steady.Retries(), ReconciliationTimeout: lookTime}
 	}
 	meant := builder.WithPredicates(steady.Meant())
 	tell := m.GetEventRecorder("turn-operator")
@@ -79,7 +73,9 @@ func Add(m manager.Manager, o *Options) error {
 		WithOptions(many()).Complete(steady.Share(parallel, boxes)); err != nil {
 		return err
 	}
-	of := &claims{o: o, to: m.GetClient()}
+	o.Metrics.follow(m.GetClient(), m.Elected())
+	tell := teller{m.GetEventRecorder("turn-operator")}
+	of := &claims{o: o, to: m.GetClient(), tell: tell}
 	if err := ctrl.NewControllerManagedBy(m).For(&extv1.SandboxClaim{}, meant).
 		Owns(&sandboxv1.Sandbox{}, builder.WithPredicates(says())).
 		Watches(&extv1.SandboxWarmPool{}, handler.EnqueueRequestsFromMapFunc(of.waiting), meant).
@@ -87,7 +83,7 @@ func Add(m manager.Manager, o *Options) error {
 		WithOptions(many()).Complete(steady.Calm(of)); err != nil {
 		return err
 	}
-	some := &pools{o: o, to: m.GetClient(), every: poolEvery}
+	some := &pools{o: o, to: m.GetClient(), every: poolEvery, tell: tell}
 	if err := ctrl.NewControllerManagedBy(m).For(&extv1.SandboxWarmPool{}, meant).
 		Watches(&extv1.SandboxTemplate{}, handler.EnqueueRequestsFromMapFunc(some.like), meant).
 		WithOptions(many()).Complete(steady.Share(parallel, some)); err != nil {
@@ -140,11 +136,35 @@ func (r *claims) waiting(ctx context.Context, o client.Object) (all []reconcile.
 // A sweeper removes sandboxes whose objects are gone: such as those whose finalizer a user removed, or
 // whose creation reached the server after all.
 //
-// It remembers namespaces in which there were sandboxes: one may have gone before them.
+// It remembers namespaces in which there were sandboxes: one may have gone before them. What an earlier
+// process knew it learns from the server.
 type sweeper struct {
-	o    *Options
-	live client.Reader
-	had  map[string]bool
+	o       *Options
+	live    client.Reader
+	had     map[string]bool
+	learned bool
+}
+
+// Tenants are the namespaces for which an operator has acted at the server. A Server may implement it.
+type Tenants interface {
+	Tenants(ctx context.Context) ([]string, error)
+}
+
+// learn adds the namespaces of earlier processes, once.
+func (s *sweeper) learn(ctx context.Context) {
+	of, ok := s.o.Server.(Tenants)
+	if !ok || s.learned {
+		return
+	}
+	all, err := of.Tenants(ctx)
+	if err != nil {
+		s.o.Log.Warn("the namespaces of an earlier operator are not known", "error", err)
+		return
+	}
+	for _, name := range all {
+		s.had[name] = true
+	}
+	s.learned = true
 }
 
 // Start implements manager.Runnable. It runs where the leader is.
@@ -168,6 +188,7 @@ func (s *sweeper) sweep(ctx context.Context, age time.Duration) error {
 	if err := s.live.List(ctx, all); err != nil {
 		return err
 	}
+	s.learn(ctx)
 	names := make(map[string]bool, len(all.Items)+len(s.had))
 	maps.Copy(names, s.had)
 	for _, n := range all.Items {

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -25,17 +26,20 @@ type Pools interface {
 		lives time.Duration) (Waiting, error)
 }
 
-// Waiting is how many sandboxes of a pool wait, and how many are being made.
-type Waiting struct{ Ready, Making int32 }
+// Waiting is how many sandboxes of a pool may wait, how many do, and how many are being made.
+type Waiting struct{ Target, Ready, Making int32 }
 
 // pools reconciles objects of the kind SandboxWarmPool.
 type pools struct {
 	o     *Options
 	to    client.Client
 	every time.Duration
+	tell  teller
 
-	mu  sync.Mutex
-	set map[types.NamespacedName]bool // by this process
+	mu   sync.Mutex
+	set  map[types.NamespacedName]bool   // by this process
+	told map[types.NamespacedName]string // the reason of the last event
+	last map[types.NamespacedName]string // the reason at the last look
 }
 
 // lives is how many times a target is set before it ends by itself.
@@ -53,6 +57,9 @@ func (r *pools) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result, err
 	t := &extv1.SandboxTemplate{}
 	k := client.ObjectKey{Namespace: p.Namespace, Name: p.Spec.TemplateRef.Name}
 	if err := r.to.Get(ctx, k, t); err != nil {
+		if apierrors.IsNotFound(err) && r.o.Default {
+			r.say(p, poolTemplate, "there is no SandboxTemplate "+k.Name)
+		}
 		return ctrl.Result{RequeueAfter: r.o.again()}, client.IgnoreNotFound(err)
 	}
 	if !r.o.serves(t.Spec.PodTemplate.Spec.RuntimeClassName) {
@@ -93,17 +100,54 @@ func (r *pools) follow(ctx context.Context, p *extv1.SandboxWarmPool, t *extv1.S
 	t.Spec.SandboxBlueprint.DeepCopyInto(&like.Spec.SandboxBlueprint)
 	m, _, err := r.o.convert(like)
 	if err != nil {
-		return Waiting{}, nil // the claims of it say why
+		r.say(p, poolInvalid, err.Error())
+		return Waiting{}, nil // the claims of it say why, too
 	}
 	r.note(key(p), true)
-	return to.SetPool(ctx, p.Namespace, p.Name, m, replicas, lives*r.every)
+	w, err := to.SetPool(ctx, p.Namespace, p.Name, m, replicas, lives*r.every)
+	if err != nil {
+		r.say(p, poolError, err.Error())
+		return w, err
+	}
+	r.o.Metrics.waits(key(p), &poolState{replicas, w.Ready, w.Making})
+	reason, message := short(replicas, w)
+	r.say(p, reason, message)
+	return w, nil
+}
+
+// say tells why a pool is short, when that changes. A pool that is short for a moment while sandboxes are
+// made says nothing, and one that was full all the time neither. Without room is who has none at two looks:
+// the next sandbox is made a moment after a claim.
+func (r *pools) say(p *extv1.SandboxWarmPool, reason, message string) {
+	k := key(p)
+	r.mu.Lock()
+	if r.told == nil {
+		r.told, r.last = make(map[types.NamespacedName]string), make(map[types.NamespacedName]string)
+	}
+	before, known := r.told[k]
+	early := reason == poolFilling || reason == poolRoom && r.last[k] != poolRoom
+	r.last[k] = reason
+	if !early {
+		r.told[k] = reason
+	}
+	r.mu.Unlock()
+	switch {
+	case early, reason == before:
+	case reason != poolFull:
+		r.tell.tell(p, corev1.EventTypeWarning, reason, "Fill", message)
+	case known:
+		r.tell.tell(p, corev1.EventTypeNormal, reason, "Fill", message)
+	}
 }
 
 // end ends the target of a pool that is gone, if this process has set it.
 func (r *pools) end(ctx context.Context, k types.NamespacedName) error {
 	to, ok := r.o.Server.(Pools)
+	r.o.Metrics.waits(k, nil)
 	r.mu.Lock()
 	ours := r.set[k]
+	delete(r.told, k)
+	delete(r.last, k)
 	r.mu.Unlock()
 	if !ok || !ours {
 		return nil

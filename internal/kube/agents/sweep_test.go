@@ -102,3 +102,35 @@ func TestSweepOfGoneNamespace(t *testing.T) {
 		t.Errorf("asked %v", h.asked)
 	}
 }
+
+// rememberer is a holder that knows the namespaces of an earlier operator, at the second question.
+type rememberer struct {
+	*holder
+	names []string
+	asks  int
+}
+
+func (r *rememberer) Tenants(context.Context) ([]string, error) {
+	if r.asks++; r.asks == 1 {
+		return nil, errors.New("the server is away")
+	}
+	return r.names, nil
+}
+
+// TestSweepAfterRestart: a sandbox whose namespace has gone while no operator ran is removed by the next one,
+// which asks the server for namespaces until it answers, and then no more.
+func TestSweepAfterRestart(t *testing.T) {
+	b := &v1.Sandbox{SandboxId: "sb_1", Created: timestamppb.New(time.Now().Add(-time.Hour))}
+	r := &rememberer{holder: &holder{boxes: map[string][]*v1.Sandbox{"gone": {b}}, asked: map[string]int{}},
+		names: []string{"gone", "stays"}}
+	s := &sweeper{o: &Options{Server: r, Log: slog.New(slog.DiscardHandler)}, live: &vanishing{names: []string{"stays"}},
+		had: map[string]bool{}}
+	for range 4 {
+		if err := s.sweep(t.Context(), time.Minute); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(r.boxes) != 0 || r.asks != 2 || len(s.had) != 0 || r.asked["gone"] != 2 {
+		t.Errorf("%d namespaces have sandboxes, %d questions, asked %v, remembered %v", len(r.boxes), r.asks, r.asked, s.had)
+	}
+}

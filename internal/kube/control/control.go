@@ -1,5 +1,5 @@
 // Package control calls the control API of a server for the tenants of a cluster: each namespace is a
-// tenant, for which the operator's token makes others that live for an hour.
+// tenant, for which the operator's token makes others that live for an hour, or as long as it does itself.
 package control
 
 import (
@@ -57,11 +57,6 @@ var sandboxScopes = []string{string(auth.SandboxesCreate), string(auth.Sandboxes
 // whose own token does not grant this serves all but pools.
 var poolScopes = []string{string(auth.PoolsWrite)}
 
-const (
-	tokenLife = time.Hour
-	renewIn   = tokenLife / 2
-)
-
 // A Client calls the control API. Its methods are safe for concurrent use. Close it.
 type Client struct {
 	o   Options
@@ -116,12 +111,6 @@ func (c *Client) Close() error {
 	return c.own.Close()
 }
 
-// Check reports why the server cannot be used.
-func (c *Client) Check(ctx context.Context) error {
-	_, err := c.own.Server.ListTokens(ctx, connect.NewRequest(&v1.ListTokensRequest{Page: &v1.Page{Size: 1}}))
-	return err
-}
-
 // Nodes returns the nodes that answer the server, and how many requests wait for room. It needs the scope
 // nodes:read.
 func (c *Client) Nodes(ctx context.Context) (nodes []*v1.Node, waiting int, err error) {
@@ -170,13 +159,17 @@ func (c *Client) renewed(ctx context.Context, t *tenant, namespace string) error
 	if time.Now().Before(t.renew) {
 		return nil
 	}
-	a, err := c.own.Server.CreateToken(ctx, connect.NewRequest(&v1.CreateTokenRequest{Name: "kubernetes",
-		Ttl: durationpb.New(tokenLife), Tenant: namespace, Scopes: t.scopes,
-		Subject: "kubernetes namespace " + namespace}))
+	life, err := c.lifeOf()
 	if err != nil {
 		return err
 	}
-	t.token, t.renew = a.Msg.Secret, time.Now().Add(renewIn)
+	a, err := c.own.Server.CreateToken(ctx, connect.NewRequest(&v1.CreateTokenRequest{Name: "kubernetes",
+		Ttl: durationpb.New(life), Tenant: namespace, Scopes: t.scopes,
+		Subject: subjectPrefix + namespace}))
+	if err != nil {
+		return err
+	}
+	t.token, t.renew = a.Msg.Secret, time.Now().Add(life/2)
 	return nil
 }
 
@@ -225,6 +218,11 @@ func (c *Client) List(ctx context.Context, namespace, by string) ([]*v1.Sandbox,
 	if err != nil {
 		return nil, err
 	}
+	return managed(ctx, t, by)
+}
+
+// managed lists the sandboxes that by manages.
+func managed(ctx context.Context, t *tenant, by string) ([]*v1.Sandbox, error) {
 	all, err := list(ctx, t, &v1.SandboxFilter{ManagedBy: by})
 	// What the filter did not keep out belongs to others: a server that does not know the filter answers all.
 	return slices.DeleteFunc(all, func(s *v1.Sandbox) bool { return !manages(by, s.ManagedBy) }), err

@@ -37,6 +37,7 @@ type fake struct {
 	lost    []*v1.LostNode
 	listed  int
 	avoided []string // of the last creation
+	asked   []*v1.CreateTokenRequest
 }
 
 func (f *fake) ListNodes(context.Context, *connect.Request[v1.ListNodesRequest]) (
@@ -47,8 +48,22 @@ func (f *fake) ListNodes(context.Context, *connect.Request[v1.ListNodesRequest])
 	return connect.NewResponse(&v1.ListNodesResponse{Nodes: f.nodes, Lost: f.lost}), nil
 }
 
+func (f *fake) ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (
+	*connect.Response[v1.ListTokensResponse], error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	a := &v1.ListTokensResponse{Tokens: []*v1.Token{{Tenant: "user", Subject: "kubernetes namespace other"}}}
+	for _, r := range f.asked {
+		a.Tokens = append(a.Tokens, &v1.Token{Tenant: r.Tenant, Subject: r.Subject})
+	}
+	return connect.NewResponse(a), nil
+}
+
 func (f *fake) CreateToken(_ context.Context, r *connect.Request[v1.CreateTokenRequest]) (
 	*connect.Response[v1.CreateTokenResponse], error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.asked = append(f.asked, r.Msg)
 	return connect.NewResponse(&v1.CreateTokenResponse{Token: &v1.Token{Tenant: r.Msg.Tenant},
 		Secret: "token-of-" + r.Msg.Tenant}), nil
 }

@@ -33,5 +33,5 @@ func (c *Client) SetPool(ctx context.Context, namespace, name string, like *v1.C
 	if err != nil {
 		return agents.Waiting{}, err
 	}
-	return agents.Waiting{Ready: int32(a.Msg.Ready), Making: int32(a.Msg.Making)}, nil
+	return agents.Waiting{Target: int32(a.Msg.Target), Ready: int32(a.Msg.Ready), Making: int32(a.Msg.Making)}, nil
 }

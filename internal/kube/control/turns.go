@@ -177,7 +177,7 @@ func (c *Client) Document(ctx context.Context, namespace string, from v1alpha1.D
 	if err != nil {
 		return nil, err
 	}
-	ref, err := t.reference(ctx, from.TurnRef)
+	ref, err := t.reference(ctx, from.Ref())
 	if err != nil {
 		return nil, err
 	}

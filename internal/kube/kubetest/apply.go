@@ -46,35 +46,59 @@ func Objects(text []byte) (all []*unstructured.Unstructured, err error) {
 	}
 }
 
-// GrantOperator gives a user the operator's rights in the manifests of a file, and nothing more.
+// operatorName is the name of the operator's rights in the manifests.
+const operatorName = "turnstone-operator"
+
+// GrantOperator gives a user the operator's rights in all namespaces, of the manifests of a file, and
+// nothing more.
 func (c *Cluster) GrantOperator(ctx context.Context, file, user string) error {
-	text, err := os.ReadFile(file)
+	admin, err := c.grant(ctx, file, "ClusterRole", "")
 	if err != nil {
 		return err
+	}
+	return admin.Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: operatorName},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: operatorName},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}}})
+}
+
+// GrantOwn gives a user the operator's rights in its own namespace.
+func (c *Cluster) GrantOwn(ctx context.Context, file, user, namespace string) error {
+	admin, err := c.grant(ctx, file, "Role", namespace)
+	if err != nil {
+		return err
+	}
+	return admin.Create(ctx, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: operatorName, Namespace: namespace},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: operatorName},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}}})
+}
+
+// grant creates the operator's rights of a kind, and returns a client that may do everything.
+func (c *Cluster) grant(ctx context.Context, file, kind, namespace string) (client.Client, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
 	}
 	all, err := Objects(text)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	cfg, err := c.Config(Admin)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	admin, err := client.New(cfg, client.Options{})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	const name = "turnstone-operator"
 	for _, o := range all {
-		if o.GetKind() == "ClusterRole" && o.GetName() == name {
+		if o.GetKind() == kind && o.GetName() == operatorName {
+			o.SetNamespace(namespace)
 			if err := admin.Create(ctx, o); err != nil {
-				return err
+				return nil, err
 			}
 		}
 	}
-	return admin.Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: name},
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
-		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}}})
+	return admin, nil
 }
 
 // InstallCRDs creates the definitions in the files of a folder, and waits until they are served.

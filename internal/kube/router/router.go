@@ -1,8 +1,9 @@
 // Package router answers what agent-sandbox's clients ask of a sandbox: HTTP to a port of it, and,
 // where nothing listens there, the calls of agent-sandbox's runtime as commands of the wire.
 //
-// It authenticates nobody, as agent-sandbox's own router does by default: who reaches it reaches all
-// sandboxes of the cluster. Headers, bodies and what sandboxes answer are untrusted.
+// With a Reviewer it answers only whom the cluster lets use the sandbox. Without one it authenticates
+// nobody, as agent-sandbox's own router does by default: who reaches it reaches all sandboxes of the
+// cluster. Headers, bodies and what sandboxes answer are untrusted.
 package router
 
 import (
@@ -45,6 +46,11 @@ type Options struct {
 	// Network says that other machines reach the router. Without it only programs of this machine are
 	// answered, and no page of a web site that has made a browser find it by a name.
 	Network bool
+	// Review says which callers may use a sandbox; nil: all may.
+	Review Reviewer
+	// Forwarded answers callers who come through a port-forward without a review: the API server has asked
+	// whether they may do that. A proxy in the pod must not make others look like them.
+	Forwarded bool
 }
 
 // The headers by which a request names a sandbox: the name of its Sandbox, the namespace, the port.
@@ -67,6 +73,8 @@ type handler struct {
 	requests shares
 	kept     shares
 
+	rateWait, awayWait time.Duration
+
 	mu    sync.Mutex
 	known map[[2]string]found
 }
@@ -87,7 +95,7 @@ const (
 // New returns a handler.
 func New(o Options) http.Handler {
 	h := &handler{o: o, known: make(map[[2]string]found), requests: shares{most: maxRequests},
-		kept: shares{most: maxKept}}
+		kept: shares{most: maxKept}, rateWait: rateWait, awayWait: awayWait}
 	h.runtime = runtime()
 	if o.Network {
 		return duplex.Handler(h)
@@ -110,14 +118,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, err.Error())
 		return
 	}
-	f, err := h.find(r.Context(), namespace, id)
-	switch {
-	case turnstone.KindOf(err) == turnstone.KindNotFound:
-		refuse(w, http.StatusNotFound, "there is no sandbox "+id+" in the namespace "+namespace+", or it is not ready")
-		return
-	case err != nil:
-		h.o.Log.Warn("a sandbox was not found", "namespace", namespace, "name", id, "error", err)
-		refuse(w, http.StatusBadGateway, "the server does not answer")
+	if !h.admit(w, r, namespace, id) {
 		return
 	}
 	if !h.requests.take(namespace, 1) {
@@ -126,7 +127,45 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer h.requests.leave(namespace, 1)
-	h.serve(w, r, namespace, f, port)
+	f, c, err := h.open(r.Context(), namespace, id)
+	switch {
+	case err == nil:
+		defer func() { _ = c.Close() }()
+		h.serve(w, r, namespace, f, c, port)
+	case r.Context().Err() != nil: // its caller has left
+	case turnstone.KindOf(err) == turnstone.KindNotFound:
+		refuse(w, http.StatusNotFound, "there is no sandbox "+id+" in the namespace "+namespace+", or it is not ready")
+	default:
+		h.o.Log.Warn("a sandbox was not reached", "namespace", namespace, "name", id, "error", err)
+		failed(w, err, "the sandbox does not answer")
+	}
+}
+
+// open finds the sandbox of an object, and opens a channel to it. The caller closes it.
+func (h *handler) open(ctx context.Context, namespace, object string) (f found, c *wire.Client, err error) {
+	for again := false; ; again = true {
+		if err := h.patiently(ctx, func() (err error) { f, err = h.find(ctx, namespace, object); return err }); err != nil {
+			return f, nil, err
+		}
+		err = h.patiently(ctx, func() error {
+			stream, err := h.o.Server.Open(ctx, namespace, f.id)
+			if err == nil {
+				c = wire.NewClient(stream)
+			}
+			return err
+		})
+		if turnstone.KindOf(err) != turnstone.KindNotFound || again {
+			return f, c, err
+		}
+		h.forget(namespace, object) // the object may have another one since
+	}
+}
+
+// forget forgets the sandbox of an object.
+func (h *handler) forget(namespace, object string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.known, [2]string{namespace, object})
 }
 
 // target returns whom a request is for.
@@ -194,29 +233,26 @@ func (h *handler) find(ctx context.Context, namespace, object string) (found, er
 	return f, nil
 }
 
-// errClosed says that nothing listens at a port.
-var errClosed = errors.New("nothing listens at the port")
+// errUsed says that the one connection of a request was used.
+var errUsed = errors.New("the connection was used")
 
-// serve passes a request on to the port, or answers it if nothing listens there.
-func (h *handler) serve(w http.ResponseWriter, r *http.Request, namespace string, f found, port uint16) {
-	conn, err := h.dial(r.Context(), namespace, f.id, port)
-	if errors.Is(err, errClosed) {
-		open := func(ctx context.Context) (io.ReadWriteCloser, error) {
-			return h.o.Server.Open(ctx, namespace, f.id)
-		}
-		h.runtime.ServeHTTP(w, r.WithContext(newContext(r.Context(), box{open, f.workdir, namespace, &h.kept})))
+// serve passes a request on to the port, or answers it if nothing listens there: in the same channel.
+func (h *handler) serve(w http.ResponseWriter, r *http.Request, namespace string, f found, c *wire.Client, port uint16) {
+	conn, err := c.ConnectPort(r.Context(), wire.SandboxConnectParams{Port: int64(port)})
+	if kind := turnstone.KindOf(err); kind == turnstone.KindUnavailable || kind == turnstone.KindNotFound {
+		h.runtime.ServeHTTP(w, r.WithContext(newContext(r.Context(), box{c, f.workdir, namespace, &h.kept})))
 		return
 	}
 	if err != nil {
 		h.o.Log.Warn("a sandbox does not answer", "namespace", namespace, "sandbox", f.id, "error", err)
-		refuse(w, http.StatusBadGateway, "the sandbox does not answer")
+		failed(w, err, "the sandbox does not answer")
 		return
 	}
 	used := false
 	t := &http.Transport{DisableCompression: true, DisableKeepAlives: true, MaxResponseHeaderBytes: 64 << 10,
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
 			if used {
-				return nil, errClosed
+				return nil, errUsed
 			}
 			used = true
 			return conn, nil
@@ -237,17 +273,4 @@ func (h *handler) serve(w http.ResponseWriter, r *http.Request, namespace string
 			}
 		}}
 	proxy.ServeHTTP(w, r)
-}
-
-// dial connects to a port. The error is errClosed if nothing listens there.
-func (h *handler) dial(ctx context.Context, namespace, id string, port uint16) (net.Conn, error) {
-	stream, err := h.o.Server.Open(ctx, namespace, id)
-	if err != nil {
-		return nil, err
-	}
-	conn, err := wire.DialPort(ctx, stream, wire.SandboxConnectParams{Port: int64(port)})
-	if turnstone.KindOf(err) == turnstone.KindUnavailable || turnstone.KindOf(err) == turnstone.KindNotFound {
-		return nil, errors.Join(errClosed, err)
-	}
-	return conn, err
 }

@@ -29,7 +29,7 @@ const (
 
 // A box is the sandbox of a request.
 type box struct {
-	open    func(ctx context.Context) (io.ReadWriteCloser, error)
+	client  *wire.Client
 	workdir string // in which relative paths begin
 
 	namespace string
@@ -65,7 +65,7 @@ func runtime() http.Handler {
 	return mux
 }
 
-// call opens a channel for a call, and answers its error.
+// call makes a call in the request's channel, and answers its error.
 func call(f func(ctx context.Context, c *wire.Client, w http.ResponseWriter, r *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		b, ok := r.Context().Value(boxKey{}).(box)
@@ -73,14 +73,7 @@ func call(f func(ctx context.Context, c *wire.Client, w http.ResponseWriter, r *
 			refuse(w, http.StatusInternalServerError, "no sandbox")
 			return
 		}
-		stream, err := b.open(r.Context())
-		if err != nil {
-			refuse(w, http.StatusBadGateway, "the sandbox does not answer")
-			return
-		}
-		c := wire.NewClient(stream)
-		defer func() { _ = c.Close() }()
-		err = f(r.Context(), c, w, r)
+		err := f(r.Context(), b.client, w, r)
 		if err == nil {
 			return
 		}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -23,6 +24,22 @@ func NewQueue(name string, l workqueue.TypedRateLimiter[reconcile.Request]) work
 		workqueue.TypedRateLimitingQueueConfig[reconcile.Request]{Name: name,
 			DelayingQueue: workqueue.NewTypedDelayingQueueWithConfig(
 				workqueue.TypedDelayingQueueConfig[reconcile.Request]{Name: name, Queue: q})})
+}
+
+// Bounds of the time after which an object is tried again whose look has failed: it doubles.
+const (
+	firstRetry = 5 * time.Millisecond
+	lastRetry  = time.Minute
+	// retryRate and retryBurst bound the retries of all objects of a kind, per second.
+	retryRate, retryBurst = 10, 100
+)
+
+// Retries returns a rate limiter for controller.Options, as the usual one, but for its last delay, which
+// would be a quarter of an hour. Each controller has its own: it counts by the objects' names.
+func Retries() workqueue.TypedRateLimiter[reconcile.Request] {
+	return workqueue.NewTypedMaxOfRateLimiter(
+		workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](firstRetry, lastRetry),
+		&workqueue.TypedBucketRateLimiter[reconcile.Request]{Limiter: rate.NewLimiter(retryRate, retryBurst)})
 }
 
 // byNamespace is the order of a work queue, which guards it.

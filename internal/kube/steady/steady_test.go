@@ -57,6 +57,21 @@ func TestQueueIsFair(t *testing.T) {
 	}
 }
 
+// TestRetries: an object whose look fails again and again is tried again within five minutes, however often.
+func TestRetries(t *testing.T) {
+	r := steady.Retries()
+	last := time.Duration(0)
+	for range 50 { // fewer than the burst, which does not delay
+		last = r.When(request("a", "b"))
+	}
+	if last != 5*time.Minute {
+		t.Errorf("it is tried again after %v", last)
+	}
+	if r.Forget(request("a", "b")); r.When(request("a", "b")) > time.Second {
+		t.Error("a success does not count")
+	}
+}
+
 // TestFits: namespaces that take what they can, one after another, leave a place to the next.
 func TestFits(t *testing.T) {
 	const places = 96

@@ -39,7 +39,7 @@ func Add(m manager.Manager, o *Options) error {
 	skip := true // names of controllers are of one process here, which may have several managers
 	options := func(n int, most time.Duration) controller.Options {
 		return controller.Options{MaxConcurrentReconciles: n, SkipNameValidation: &skip, NewQueue: steady.NewQueue,
-			ReconciliationTimeout: most}
+			RateLimiter: steady.Retries(), ReconciliationTimeout: most}
 	}
 	meant := builder.WithPredicates(steady.Meant())
 	if err := m.GetFieldIndexer().IndexField(context.Background(), &v1alpha1.Turn{}, bySession,
@@ -56,7 +56,7 @@ func Add(m manager.Manager, o *Options) error {
 		return err
 	}
 	tell := m.GetEventRecorder("turn-operator")
-	some := &turns{o: o, to: m.GetClient(), runs: all, tell: tell, reads: make(chan struct{}, reads)}
+	some := &turns{o: o, to: m.GetClient(), live: m.GetAPIReader(), runs: all, tell: tell, reads: make(chan struct{}, reads)}
 	if err := ctrl.NewControllerManagedBy(m).For(&v1alpha1.Turn{}).
 		WatchesRawSource(source.Channel(all.wake, &handler.EnqueueRequestForObject{})).
 		Watches(&v1alpha1.Turn{}, handler.Funcs{UpdateFunc: some.changed, DeleteFunc: some.deleted}).

@@ -22,13 +22,19 @@ type refusal struct{ reason, message string }
 
 func (e *refusal) Error() string { return e.message }
 
-// waiting is what a Turn waits for: another object, whose change wakes it.
-type waiting struct{ reason, message string }
+// waiting is what a Turn waits for: another object, whose change wakes it, or which is looked for again.
+type waiting struct {
+	reason, message string
+	again           time.Duration // 0: not at all
+}
 
 func (e *waiting) Error() string { return e.message }
 
 // bySession is the index of Turns by spec.session.
 const bySession = "spec.session"
+
+// waitingIn is when an object is looked for again whose creation wakes nobody.
+const waitingIn = 5 * time.Second
 
 // again is when a Turn is looked at again that another one is before.
 const again = 2 * time.Second
@@ -74,7 +80,7 @@ func (r *turns) order(ctx context.Context, t *v1alpha1.Turn) (Order, error) {
 			return o, missing(err, v1alpha1.ReasonSessionNotFound, "there is no Session "+t.Spec.Session)
 		}
 		if !ready(s.Status.Conditions) || s.Status.ID == "" || s.DeletionTimestamp != nil {
-			return o, &waiting{v1alpha1.ReasonSessionNotReady, "Session " + t.Spec.Session + " is not ready"}
+			return o, &waiting{reason: v1alpha1.ReasonSessionNotReady, message: "Session " + t.Spec.Session + " is not ready"}
 		}
 		// Its ID: another session may have its name by the time the turn starts.
 		o.Session, o.Branch = s.Status.ID, s.Status.Branch
@@ -88,7 +94,7 @@ func (r *turns) order(ctx context.Context, t *v1alpha1.Turn) (Order, error) {
 			return o, missing(err, v1alpha1.ReasonTemplateNotFound, "there is no TurnTemplate "+template)
 		}
 		if !ready(x.Status.Conditions) {
-			return o, &waiting{v1alpha1.ReasonTemplateNotReady, "TurnTemplate " + template + " is not ready"}
+			return o, &waiting{reason: v1alpha1.ReasonTemplateNotReady, message: "TurnTemplate " + template + " is not ready"}
 		}
 		o.Image = x.Spec.Image
 	}
@@ -99,7 +105,7 @@ func (r *turns) order(ctx context.Context, t *v1alpha1.Turn) (Order, error) {
 // missing returns that a Turn waits for an object, if it is not there.
 func missing(err error, reason, message string) error {
 	if apierrors.IsNotFound(err) {
-		return &waiting{reason, message}
+		return &waiting{reason: reason, message: message}
 	}
 	return err
 }

@@ -144,6 +144,7 @@ func TestInside(t *testing.T) {
 	// All at once: the Turns wait for the Session, and the second one for the first, whose file it sees.
 	w.example("turns.yaml")
 	w.example("session.yaml")
+	w.example("inline.yaml")
 	one, two := w.ends("a-write"), w.ends("b-read")
 	if one.Status.Phase != v1alpha1.PhasePassed || two.Status.Phase != v1alpha1.PhasePassed || two.Status.Number != 2 ||
 		two.Status.Steps.Summary != "2/2" || *two.Status.ExitCode != 0 || two.Status.Session != "work" {
@@ -159,6 +160,9 @@ func TestInside(t *testing.T) {
 		if n := w.writes(name); n != 2 {
 			t.Errorf("the operator wrote %d times about %s, not 2", n, name)
 		}
+	}
+	if x := w.ends("hello"); x.Status.Phase != v1alpha1.PhasePassed || x.Status.Steps.Summary != "2/2" {
+		t.Errorf("the turn of the document in the object ended as %+v", x.Status)
 	}
 	w.refusals(from)
 	stop = w.again(server, stop, from)

@@ -22,6 +22,7 @@ import (
 type turns struct {
 	o    *Options
 	to   client.Client
+	live client.Reader // not the cache
 	runs *runs
 	tell events.EventRecorder
 	// reads has an element for each document that is being read.
@@ -145,7 +146,7 @@ func (r *turns) document(ctx context.Context, t *v1alpha1.Turn) ([]byte, error) 
 	defer func() { <-r.reads }()
 	ctx, cancel := context.WithTimeout(ctx, readTime)
 	defer cancel()
-	b, err := r.o.Server.Document(ctx, t.Namespace, t.Spec.Document)
+	b, err := r.text(ctx, t)
 	if err != nil {
 		if turnstone.KindOf(err) == turnstone.KindNotFound {
 			return nil, &refusal{v1alpha1.ReasonDocumentNotFound, text(err)}
@@ -167,6 +168,35 @@ func (r *turns) document(ctx context.Context, t *v1alpha1.Turn) ([]byte, error) 
 		return nil, &refusal{v1alpha1.ReasonDocumentInvalid, "the document is not valid: turn check of the document says why"}
 	}
 	return b, nil
+}
+
+// text returns the text of a Turn's document.
+func (r *turns) text(ctx context.Context, t *v1alpha1.Turn) ([]byte, error) {
+	d := t.Spec.Document
+	if d.Inline != "" {
+		return []byte(d.Inline), nil
+	}
+	if d.ConfigMap == nil {
+		return r.o.Server.Document(ctx, t.Namespace, d)
+	}
+	m := &corev1.ConfigMap{}
+	err := r.live.Get(ctx, client.ObjectKey{Namespace: t.Namespace, Name: d.ConfigMap.Name}, m)
+	switch {
+	case apierrors.IsNotFound(err): // it may be applied after the Turn, and nothing tells of it
+		return nil, &waiting{v1alpha1.ReasonDocumentNotFound, "there is no ConfigMap " + d.ConfigMap.Name, waitingIn}
+	case apierrors.IsForbidden(err):
+		return nil, &refusal{v1alpha1.ReasonDenied, "the operator may not read ConfigMaps: the chart's operator.configMaps " +
+			"lets it, or use document.inline"}
+	case err != nil:
+		return nil, turnstone.NewError("kube.document", turnstone.KindUnavailable, "the API server", err)
+	}
+	if text, has := m.Data[d.ConfigMap.Key]; has {
+		return []byte(text), nil
+	}
+	if b, has := m.BinaryData[d.ConfigMap.Key]; has {
+		return b, nil
+	}
+	return nil, &refusal{v1alpha1.ReasonDocumentNotFound, "the ConfigMap " + d.ConfigMap.Name + " has no key " + d.ConfigMap.Key}
 }
 
 // digest returns the digest of a text.
@@ -256,8 +286,10 @@ func (r *turns) wait(ctx context.Context, t *v1alpha1.Turn, w *waiting) (ctrl.Re
 	s := &t.Status
 	s.ObservedGeneration, s.Phase = t.Generation, v1alpha1.PhaseWaiting
 	set(&s.Conditions, t, v1alpha1.Accepted, false, w.reason, w.message)
-	if same(before.Status, t.Status) {
-		return ctrl.Result{}, nil
+	if !same(before.Status, t.Status) {
+		if err := r.to.Status().Update(ctx, t); err != nil {
+			return result(err)
+		}
 	}
-	return result(r.to.Status().Update(ctx, t))
+	return ctrl.Result{RequeueAfter: w.again}, nil
 }

@@ -1,10 +1,16 @@
 package turns_test
 
 import (
+	"crypto/sha256"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,6 +25,7 @@ func TestTurns(t *testing.T) {
 	w.part("schema", w.schema)
 	w.part("order", w.inOrder)
 	w.part("forged", w.forged)
+	w.part("texts", w.texts)
 	w.part("sessions", w.sessions)
 	w.part("floods", w.floods)
 	w.part("builds", w.builds)
@@ -237,3 +244,68 @@ func (w *world) lifeWithFault(name string, at int) int {
 	w.must(w.admin.Delete(w.Context(), o))
 	return int(steps.Load())
 }
+
+// texts runs Turns whose documents are in the cluster: the server is not asked for them.
+func (w *world) texts(t *testing.T) {
+	s := newServer()
+	w.grace = time.Millisecond
+	defer func() { w.grace = 0 }()
+	w.operator(s, nil)
+	ctx, text := t.Context(), "```bash\necho hello\n```\n"
+	sum := fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(text)))
+	turn := func(name, document string) {
+		w.must(w.admin.Create(ctx, object(t, "Turn", name, `{"document":`+document+`}`)))
+	}
+	inline := func(more string) string { return fmt.Sprintf(`{"inline":%q%s}`, text, more) }
+	turn("inline", inline(""))
+	turn("inline-digest", inline(`,"digest":"`+sum+`"`))
+	turn("inline-other", inline(`,"digest":"sha256:`+strings.Repeat("0", 64)+`"`))
+	turn("inline-bad", `{"inline":"---\nimgae: 1\n---\n"}`)
+	const key = `{"configMap":{"name":"docs","key":"a.md"}}`
+	turn("map-denied", key)
+	for name, want := range map[string]string{"inline-other": v1alpha1.ReasonDigestMismatch, "inline-bad": v1alpha1.ReasonDocumentInvalid,
+		"map-denied": v1alpha1.ReasonDenied} {
+		if x := w.ends(name); x.Status.Phase != v1alpha1.PhaseRefused || reason(x.Status.Conditions, v1alpha1.Accepted) != want {
+			t.Errorf("%s: %+v", name, x.Status)
+		}
+	}
+	// With the right that the chart's operator.configMaps gives; the ConfigMap comes after the Turn.
+	w.must(w.admin.Create(ctx, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Name: "maps", Namespace: "default"},
+		Rules: []rbacv1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{""}, Resources: []string{"configmaps"}}}}))
+	w.must(w.admin.Create(ctx, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "maps", Namespace: "default"},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "maps"},
+		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "turn-operator"}}}))
+	operator, err := w.cluster.Config("turn-operator")
+	w.must(err)
+	as, err := client.New(operator, client.Options{Scheme: w.scheme})
+	w.must(err)
+	w.until("the operator may read ConfigMaps", func() bool {
+		return apierrors.IsNotFound(as.Get(ctx, client.ObjectKey{Namespace: "default", Name: "docs"}, &corev1.ConfigMap{}))
+	})
+	turn("map", key)
+	turn("map-key", `{"configMap":{"name":"docs","key":"b.md"}}`)
+	w.until("the Turn says what it waits for", func() bool { return w.phase("map") == v1alpha1.PhaseWaiting })
+	w.must(w.admin.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "docs", Namespace: "default"},
+		Data: map[string]string{"a.md": text}}))
+	for _, name := range []string{"inline", "inline-digest", "map"} {
+		var uid string
+		w.until(name+" runs", func() bool { uid = w.uid(name); return s.ran(uid) == 1 })
+		s.let(uid)
+		if x := w.ends(name); x.Status.Phase != v1alpha1.PhasePassed || x.Status.Document != sum {
+			t.Errorf("%s: %+v", name, x.Status)
+		}
+	}
+	if x := w.ends("map-key"); x.Status.Phase != v1alpha1.PhaseRefused {
+		t.Errorf("%+v", x.Status)
+	}
+}
+
+func (w *world) get(name string) *v1alpha1.Turn {
+	w.Helper()
+	x := &v1alpha1.Turn{}
+	w.must(w.admin.Get(w.Context(), client.ObjectKey{Namespace: "default", Name: name}, x))
+	return x
+}
+
+func (w *world) phase(name string) v1alpha1.Phase { w.Helper(); return w.get(name).Status.Phase }
+func (w *world) uid(name string) string           { w.Helper(); return string(w.get(name).UID) }

@@ -37,7 +37,7 @@ type Turn struct {
 // +kubebuilder:validation:XValidation:rule="has(self.machine) == has(oldSelf.machine) && (!has(self.machine) || self.machine == oldSelf.machine)",message="machine cannot change: create another Turn"
 // +kubebuilder:validation:XValidation:rule="!has(self.template) || !has(self.image)",message="template and image exclude each other: template names a TurnTemplate, image a template of the server or an image"
 type TurnSpec struct {
-	// The document: a reference. The operator reads it with its own key, and no object has it.
+	// The document: a reference, which the operator reads with its own key, or a text that is in the cluster.
 	// +required
 	Document DocumentSource `json:"document"`
 	// The name of a Session of this namespace, which the turn continues. Turns of a Session run one
@@ -120,9 +120,24 @@ type TurnRef struct {
 }
 
 // A DocumentSource names a document: a file of the state that a turn left, or, without a path, the
-// document of the turn itself, which runs again.
+// document of the turn itself, which runs again. Or it is the document, or names a key of a ConfigMap that
+// has it: then it is in etcd, and whoever may read the object reads it.
+//
+// +kubebuilder:validation:XValidation:rule="[has(self.session), has(self.inline), has(self.configMap)].filter(x, x).size() == 1",message="document has one of session, inline and configMap"
+// +kubebuilder:validation:XValidation:rule="has(self.session) || !has(self.turn) && !has(self.path)",message="document.turn and document.path are those of a session"
 type DocumentSource struct {
-	TurnRef `json:",inline"`
+	// The session's name or ID at the server.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9][A-Za-z0-9._-]*$`
+	Session string `json:"session,omitempty"`
+	// A number, branch, tag or ID of a turn; by default the newest turn of main.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=100
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9][A-Za-z0-9._/~-]*$`
+	Turn string `json:"turn,omitempty"`
 	// The absolute path of a file of the state that the turn left.
 	// +optional
 	// +kubebuilder:validation:MinLength=2
@@ -130,11 +145,36 @@ type DocumentSource struct {
 	// +kubebuilder:validation:Pattern=`^/[^\x00-\x1f\x7f]+$`
 	// +kubebuilder:validation:XValidation:rule="!self.split('/').exists(part, part == '..' || part == '.')",message="path has a part . or ..: write it without"
 	Path string `json:"path,omitempty"`
+	// The document itself. It must not have secrets: the object is in etcd.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=65536
+	Inline string `json:"inline,omitempty"`
+	// A key of a ConfigMap of this namespace. The turn has the document that was there when it started.
+	// +optional
+	ConfigMap *ConfigMapKey `json:"configMap,omitempty"`
 	// The digest that the document must have. Any other document is refused.
 	// +optional
 	// +kubebuilder:validation:MaxLength=71
 	// +kubebuilder:validation:Pattern=`^sha256:[0-9a-f]{64}$`
 	Digest string `json:"digest,omitempty"`
+}
+
+// Ref returns the turn that a source names, if it names one.
+func (d DocumentSource) Ref() TurnRef { return TurnRef{Session: d.Session, Turn: d.Turn} }
+
+// A ConfigMapKey names a text of a ConfigMap.
+type ConfigMapKey struct {
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$`
+	Name string `json:"name"`
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9._-]+$`
+	Key string `json:"key"`
 }
 
 // A Phase is the state of a Turn.

@@ -108,7 +108,8 @@ func (p Principal) MayIssue(c Claims) error {
 		}
 	}
 	if !p.Expires.IsZero() && c.Expires.After(p.Expires) {
-		return deny("ends before the new token would")
+		return refuse("token.issue", Denied, "ends before the new token would").
+			WithHint("ask for a shorter life; a token with tokens:renew makes one like itself that ends later")
 	}
 	return nil
 }

@@ -29,6 +29,7 @@ type Claims struct {
 	Sandbox             turnstone.SandboxID // empty: not restricted
 	Expires             time.Time
 	Ancestors           []Ancestor // tokens with which it was made, the first one first
+	First               string     // ID of the first token, for a successor; empty: it is none
 }
 
 // The names of claims that are not registered ones.

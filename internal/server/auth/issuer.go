@@ -206,6 +206,9 @@ func (i *Issuer) Issue(_ context.Context, c Claims) (Issued, error) {
 		return Issued{}, err
 	}
 	id := "tk_" + strings.ToLower(rand.Text())
+	if c.First != "" {
+		id = c.First + successorMark + strings.ToLower(rand.Text())
+	}
 	payload, err := json.Marshal(encodedClaims{Issuer: i.name, Audience: i.name,
 		Subject: c.Subject, ID: id, Issued: now.Unix(), Expires: expires.Unix(),
 		Tenant: c.Tenant, Scope: joined(c.Scopes), Sessions: c.Sessions, Templates: c.Templates,

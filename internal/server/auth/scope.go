@@ -10,7 +10,7 @@ import (
 )
 
 // A Scope is a right, "SERVICE:ACTION"; the action "*" stands for all of the
-// service except admin and manage.
+// service except admin, manage and renew.
 type Scope string
 
 // The scopes. The control API says which of its methods needs which.
@@ -40,6 +40,7 @@ const (
 	TokensRead   Scope = "tokens:read"
 	TokensIssue  Scope = "tokens:issue"
 	TokensRevoke Scope = "tokens:revoke"
+	TokensRenew  Scope = "tokens:renew" // make the token's own successor, which ends later
 
 	TenantsIssue Scope = "tenants:issue" // issue tokens for other tenants
 	NodesRead    Scope = "nodes:read"
@@ -52,15 +53,16 @@ var scopes = []Scope{TurnsRun, TurnsRead, TurnsCancel, TurnsAdmin,
 	SandboxesCreate, SandboxesRead, SandboxesConnect, SandboxesControl, SandboxesExpose,
 	SandboxesDelete, SandboxesAdmin, SandboxesManage, SessionsRead, SessionsWrite, SessionsDelete, SessionsAdmin,
 	TemplatesRead, TemplatesWrite,
-	TokensRead, TokensIssue, TokensRevoke, TenantsIssue, NodesRead, NodesWrite, UsageRead, PoolsWrite}
+	TokensRead, TokensIssue, TokensRevoke, TokensRenew, TenantsIssue, NodesRead, NodesWrite, UsageRead, PoolsWrite}
 
 // Scopes returns all scopes without "*", in the order of the documentation.
 func Scopes() []Scope { return slices.Clone(scopes) }
 
-// administrative reports whether the scope is about objects of other clients, or makes what they believe.
+// administrative reports whether the scope is about objects of other clients, makes what they believe, or
+// makes a token live on.
 // "SERVICE:*" does not include it: a token has it only by its name.
 func (s Scope) administrative() bool {
-	return strings.HasSuffix(string(s), ":admin") || s == SandboxesManage
+	return strings.HasSuffix(string(s), ":admin") || s == SandboxesManage || s == TokensRenew
 }
 
 // AllScopes returns "SERVICE:*" for each service, and the administrative scopes.

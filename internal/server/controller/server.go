@@ -81,11 +81,13 @@ func (c serverService) CreateToken(ctx context.Context,
 			return nil, err
 		}
 	}
-	if err := p.MayIssue(claims); err != nil {
-		return nil, err
-	}
 	var err error
-	if claims.Ancestors, err = p.Lineage(); err != nil {
+	if p.Succeeds(c.o.Name, claims) {
+		claims.First, claims.Ancestors, err = p.Succession()
+	} else if err = p.MayIssue(claims); err == nil {
+		claims.Ancestors, err = p.Lineage()
+	}
+	if err != nil {
 		return nil, err
 	}
 	issued, err := c.o.Issuer.Issue(ctx, claims)
@@ -165,9 +167,13 @@ func (c serverService) RevokeToken(ctx context.Context,
 	if err := p.See("token.revoke", "the token", who); err != nil {
 		return nil, err
 	}
-	err = c.o.Publisher.Revoke(ctx, auth.Revocation{Issuer: c.o.Name, TokenID: t.ID,
-		Until: t.Expires})
-	if err != nil {
+	all := []auth.Revocation{{Issuer: c.o.Name, TokenID: t.ID, Until: t.Expires}}
+	if slices.Contains(t.Scopes, string(auth.TokensRenew)) {
+		// Its successors descend from the first token, and may outlive it.
+		all = append(all, auth.Revocation{Issuer: c.o.Name, TokenID: auth.FirstID(t.ID),
+			Until: time.Now().Add(auth.MaxTTL)})
+	}
+	if err = c.o.Publisher.Revoke(ctx, all...); err != nil {
 		return nil, err
 	}
 	return connect.NewResponse(&v1.RevokeTokenResponse{Token: toToken(t, true)}), nil

@@ -10,6 +10,31 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
+{{/*
+turnstone.meta: {root, labels, annotations}: labels and annotations of an object: its own, and those of
+the values
+*/}}
+{{- define "turnstone.meta" -}}
+labels:
+  {{- include "turnstone.labels" .root | nindent 2 }}
+  {{- with .labels }}{{ toYaml . | nindent 2 }}{{ end }}
+  {{- with .root.Values.labels }}{{ toYaml . | nindent 2 }}{{ end }}
+{{- with merge (dict) (default dict .annotations) .root.Values.annotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* turnstone.podMeta: {root, role, annotations}: labels and annotations of the pods of a role */}}
+{{- define "turnstone.podMeta" -}}
+{{- $v := index .root.Values .role -}}
+labels:
+  {{- include "turnstone.selector" . | nindent 2 }}
+  {{- with $v.podLabels }}{{ toYaml . | nindent 2 }}{{ end }}
+{{- with merge (dict) (default dict .annotations) $v.podAnnotations }}
+annotations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{/* turnstone.selector: {root, role} */}}
 {{- define "turnstone.selector" -}}
 app.kubernetes.io/name: turnstone
@@ -126,12 +151,43 @@ securityContext:
   seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
+{{/*
+turnstone.placement: {root, role, spread}: where the pods of a role run. With spread they are on different
+machines if there are some, unless the values say it otherwise.
+*/}}
 {{- define "turnstone.placement" -}}
-{{- with .nodeSelector }}
+{{- $v := index .root.Values .role -}}
+{{- with $v.nodeSelector }}
 nodeSelector: {{ toYaml . | nindent 2 }}
 {{- end }}
-{{- with .tolerations }}
+{{- with $v.tolerations }}
 tolerations: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with $v.affinity }}
+affinity: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with $v.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- if $v.topologySpreadConstraints }}
+topologySpreadConstraints: {{ toYaml $v.topologySpreadConstraints | nindent 2 }}
+{{- else if .spread }}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{- include "turnstone.selector" . | nindent 8 }}
+{{- end }}
+{{- end -}}
+
+{{/* turnstone.extraEnv and turnstone.extraArgs: of a role's values */}}
+{{- define "turnstone.extraEnv" -}}
+{{- with .extraEnv }}{{ toYaml . }}{{ end }}
+{{- end -}}
+{{- define "turnstone.extraArgs" -}}
+{{- range .extraArgs }}
+- {{ . | quote }}
 {{- end }}
 {{- end -}}
 
@@ -150,8 +206,16 @@ imagePullSecrets:
 {{- if and .enabled .follow (not .default) }}{{ fail "operator.follow: needs operator.default" }}{{ end }}
 {{- if gt (int .machines.min) (int .machines.max) }}{{ fail "operator.machines.min: is more than operator.machines.max" }}{{ end }}
 {{- end }}
+{{- range $role := list "gateway" "controller" "node" "operator" }}
+{{- range $key, $value := (index $.Values $role).podLabels }}
+{{- if has $key (list "app.kubernetes.io/name" "app.kubernetes.io/instance" "app.kubernetes.io/component") }}{{ fail (printf "%s.podLabels: %s is set by the chart" $role $key) }}{{ end }}
+{{- end }}
+{{- range $v := (index $.Values $role).extraEnv }}
+{{- if hasPrefix "TURN_SERVER_" $v.name }}{{ fail (printf "%s.extraEnv: %s is a setting: write it into %s.settings" $role $v.name $role) }}{{ end }}
+{{- end }}
+{{- end }}
 {{- with .Values.metrics }}
-{{- if and (or .podMonitor .serviceMonitor) (not .enabled) }}{{ fail "metrics.podMonitor and metrics.serviceMonitor: need metrics.enabled" }}{{ end }}
+{{- if and (or .podMonitor .serviceMonitor .prometheusRule) (not .enabled) }}{{ fail "metrics.podMonitor, metrics.serviceMonitor and metrics.prometheusRule: need metrics.enabled" }}{{ end }}
 {{- end }}
 {{- with .Values.node.seccompProfile }}
 {{- if and (eq .type "Localhost") (not .localhostProfile) }}{{ fail "node.seccompProfile.localhostProfile: name the file, for the type Localhost" }}{{ end }}

@@ -60,7 +60,7 @@ type ServerServiceClient interface {
 	// again. A node that is there and does not end is refused.
 	RemoveNode(context.Context, *connect.Request[v1.RemoveNodeRequest]) (*connect.Response[v1.RemoveNodeResponse], error)
 	// CreateToken makes a token of the server. It grants at most what the caller's own token grants,
-	// and lives at most as long.
+	// and lives at most as long, unless it is the successor of a token with tokens:renew.
 	CreateToken(context.Context, *connect.Request[v1.CreateTokenRequest]) (*connect.Response[v1.CreateTokenResponse], error)
 	// ListTokens lists the records of the tenant's tokens, never the tokens.
 	ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (*connect.Response[v1.ListTokensResponse], error)
@@ -157,7 +157,7 @@ type ServerServiceHandler interface {
 	// again. A node that is there and does not end is refused.
 	RemoveNode(context.Context, *connect.Request[v1.RemoveNodeRequest]) (*connect.Response[v1.RemoveNodeResponse], error)
 	// CreateToken makes a token of the server. It grants at most what the caller's own token grants,
-	// and lives at most as long.
+	// and lives at most as long, unless it is the successor of a token with tokens:renew.
 	CreateToken(context.Context, *connect.Request[v1.CreateTokenRequest]) (*connect.Response[v1.CreateTokenResponse], error)
 	// ListTokens lists the records of the tenant's tokens, never the tokens.
 	ListTokens(context.Context, *connect.Request[v1.ListTokensRequest]) (*connect.Response[v1.ListTokensResponse], error)

@@ -394,7 +394,7 @@ export const ServerService: GenService<{
   },
   /**
    * CreateToken makes a token of the server. It grants at most what the caller's own token grants,
-   * and lives at most as long.
+   * and lives at most as long, unless it is the successor of a token with tokens:renew.
    *
    * @generated from rpc turnstone.v1.ServerService.CreateToken
    */
