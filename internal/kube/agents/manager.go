@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	"turnstone.dev/turnstone/internal/kube/steady"
@@ -58,9 +59,13 @@ func Add(m manager.Manager, o *Options) error {
 	many := controller.Options{MaxConcurrentReconciles: parallel, SkipNameValidation: &skip,
 		NewQueue: steady.NewQueue, ReconciliationTimeout: lookTime}
 	meant := builder.WithPredicates(steady.Meant())
-	boxes := &sandboxes{o: o, to: m.GetClient(), live: m.GetAPIReader()}
+	boxes := &sandboxes{o: o, to: m.GetClient(), live: m.GetAPIReader(), followers: newFollowers(o)}
+	if err := m.Add(boxes.followers); err != nil {
+		return err
+	}
 	if err := ctrl.NewControllerManagedBy(m).For(&sandboxv1.Sandbox{}, meant).
 		Watches(&extv1.SandboxClaim{}, handler.EnqueueRequestsFromMapFunc(sameName), builder.WithPredicates(goes())).
+		WatchesRawSource(source.Channel(boxes.followers.events, &handler.EnqueueRequestForObject{})).
 		WithOptions(many).Complete(steady.Share(parallel, boxes)); err != nil {
 		return err
 	}
