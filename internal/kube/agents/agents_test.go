@@ -122,7 +122,7 @@ func (w *world) until(what string, f func() bool) {
 }
 
 // operator runs an operator until stop is called. write is called before and after each of its writes.
-func (w *world) operator(s *server, write func(o client.Object) error, classes ...string) (stop func()) {
+func (w *world) operator(s agents.Server, write func(o client.Object) error, classes ...string) (stop func()) {
 	w.Helper()
 	cfg, err := w.cluster.Config("turn-operator")
 	w.must(err)
