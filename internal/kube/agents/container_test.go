@@ -42,6 +42,13 @@ func TestContainer(t *testing.T) {
 	if c := w.condition(s, "Finished"); c.Status != metav1.ConditionTrue || c.Reason != sandboxv1.SandboxReasonPodSucceeded {
 		t.Errorf("finished: %+v", c)
 	}
+	past := metav1.NewTime(time.Now().Add(-time.Minute))
+	s.Spec.ShutdownTime = &past
+	w.must(w.admin.Update(t.Context(), s))
+	w.becomes(s, sandboxv1.SandboxReasonExpired)
+	if c := w.condition(s, "Finished"); c.Status != metav1.ConditionTrue || c.Reason != sandboxv1.SandboxReasonPodSucceeded {
+		t.Errorf("finished, after its time: %+v", c)
+	}
 	// The sandbox itself ends, which its lost connection says.
 	two := sandbox("lost")
 	w.must(w.admin.Delete(t.Context(), s))

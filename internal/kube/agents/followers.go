@@ -17,7 +17,7 @@ import (
 
 // maxFollowed bounds the sandboxes whose containers are followed at one time: each has a channel. A
 // namespace has at most half of what the others leave. The containers of others are looked at.
-const maxFollowed = 4096
+const maxFollowed = 2000
 
 // followers follow the containers of sandboxes. A change asks for a look at the object.
 type followers struct {
