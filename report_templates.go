@@ -119,10 +119,27 @@ type ImageCommand struct {
 	Entrypoint []string
 	Cmd        []string // its arguments, or the whole command without Entrypoint
 	Workdir    string   // in which it begins; empty: /
+	Unknown    bool     // an earlier version has read the config, without the command
 }
 
 // None reports whether an image starts nothing.
 func (c ImageCommand) None() bool { return len(c.Entrypoint)+len(c.Cmd) == 0 }
+
+// Or returns c, or, if an image starts nothing, base.
+func (c ImageCommand) Or(base ImageCommand) ImageCommand {
+	if c.None() {
+		return base
+	}
+	return c
+}
+
+// In returns c in the directory dir, unless that is empty.
+func (c ImageCommand) In(dir string) ImageCommand {
+	if dir != "" {
+		c.Workdir = dir
+	}
+	return c
+}
 
 // EnvList returns the template's environment as KEY=VALUE, sorted.
 func (t *Template) EnvList() []string {

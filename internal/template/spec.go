@@ -75,7 +75,6 @@ type Spec struct {
 	BaseDigest turnstone.Digest `json:"-"`
 	base       *Spec
 	image      bool        // it consists of an image of a registry only
-	known      bool        // all of the image's config that is used is in it
 	origin     *oci.Origin // of a template from a registry
 	proxy      string      // the proxy for Debian's packages during a build
 	mirrors    debian.Mirrors

@@ -16,11 +16,11 @@ import (
 type Main struct {
 	// Argv is the program with its arguments; with Image the arguments in place of the image's CMD.
 	Argv []string
-	// Image starts what the image starts. With Optional, an image that starts nothing is no fault.
-	Image, Optional bool
-	Cwd, User       string
-	Dirs            []string
-	Again           Restart
+	// Image starts what the image starts. Without it and Argv nothing is started.
+	Image     bool
+	Cwd, User string
+	Dirs      []string
+	Again     Restart
 	// Startup, Readiness and Liveness are probes; nil: none.
 	Startup, Readiness, Liveness *Probe
 	// Grace is the time from the signal TERM to KILL of a container that its liveness ends.
@@ -94,6 +94,12 @@ type Process struct {
 	Lost int
 }
 
+// idle reports whether a container has nothing to do: only the end of its sandbox matters.
+func (m *Main) idle() bool {
+	return len(m.Argv) == 0 && !m.Image && len(m.Dirs) == 0 && m.Inputs == nil && m.Startup == nil && m.Readiness == nil &&
+		m.Liveness == nil
+}
+
 // contained makes the container of a sandbox that runs what the object says, and the status what it is.
 func (r *sandboxes) contained(ctx context.Context, s *sandboxv1.Sandbox, b *v1.Sandbox, m Main) error {
 	if needsInputs(s) {
@@ -102,6 +108,11 @@ func (r *sandboxes) contained(ctx context.Context, s *sandboxv1.Sandbox, b *v1.S
 	}
 	if f := meta.FindStatusCondition(s.Status.Conditions, string(sandboxv1.SandboxConditionFinished)); f != nil {
 		m.Was = Was{f.Status == metav1.ConditionTrue, f.Reason == sandboxv1.SandboxReasonPodFailed}
+	}
+	if m.idle() { // it is ready without an answer of the sandbox
+		r.followers.watch(s, b.SandboxId, m)
+		running(s, b)
+		return nil
 	}
 	p, err := r.followers.state(ctx, s, b.SandboxId, m)
 	if err != nil {

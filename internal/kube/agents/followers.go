@@ -64,7 +64,7 @@ func (f *followers) Start(ctx context.Context) error {
 // state returns what is known of an object's container, which is followed from now on. It waits for what is
 // told first, but not for what runs in a sandbox that never answers.
 func (f *followers) state(ctx context.Context, s *sandboxv1.Sandbox, box string, m Main) (Process, error) {
-	one, fits := f.get(s, box, m)
+	one, fits := f.get(s, box, m, 0)
 	if !fits {
 		return f.glance(ctx, s.Namespace, box, m)
 	}
@@ -82,13 +82,19 @@ func (f *followers) state(ctx context.Context, s *sandboxv1.Sandbox, box string,
 	return one.state, one.err
 }
 
+// idleAge is the age of a sandbox without a process whose end is watched: a short claim costs no channel.
+const idleAge = 10 * time.Second
+
+// watch follows a container that has nothing to do, for the end of its sandbox.
+func (f *followers) watch(s *sandboxv1.Sandbox, box string, m Main) { f.get(s, box, m, idleAge) }
+
 func silent(box string) error {
 	return turnstone.Errorf("kube.follow", turnstone.KindUnavailable, "sandbox "+box, "does not answer")
 }
 
 // get returns the follower of an object's container. A container that another object, or another
 // description, asked for is no longer followed.
-func (f *followers) get(s *sandboxv1.Sandbox, box string, m Main) (*followed, bool) {
+func (f *followers) get(s *sandboxv1.Sandbox, box string, m Main, after time.Duration) (*followed, bool) {
 	k := key(s)
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -106,7 +112,7 @@ func (f *followers) get(s *sandboxv1.Sandbox, box string, m Main) (*followed, bo
 	f.all[k] = one
 	f.of[k.Namespace]++
 	f.taken++
-	go f.follow(ctx, k, one)
+	go f.follow(ctx, k, one, after)
 	return one, true
 }
 
@@ -118,8 +124,15 @@ func alike(a, b Main) bool {
 
 // follow follows a container until ctx ends. One of which nothing can be told is followed again when its
 // object is looked at.
-func (f *followers) follow(ctx context.Context, k types.NamespacedName, one *followed) {
+func (f *followers) follow(ctx context.Context, k types.NamespacedName, one *followed, after time.Duration) {
 	defer one.cancel()
+	if after > 0 {
+		select {
+		case <-time.After(after):
+		case <-ctx.Done():
+			return
+		}
+	}
 	err := f.o.Server.FollowContainer(ctx, k.Namespace, one.box, one.main, func(p Process) { f.tell(ctx, k, one, p) })
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -75,7 +75,9 @@ func (o *Options) convert(s *sandboxv1.Sandbox) (*v1.CreateSandboxRequest, Main,
 		return nil, Main{}, err
 	}
 	m, err := process(s, pod, c)
-	m.Optional = r.GetTemplate() != ""
+	if r.GetTemplate() != "" && len(c.Args) == 0 {
+		m.Image = false // a template of the server starts nothing by itself
+	}
 	r.Metadata[MetadataAttempt] = "0"
 	labels := s.Spec.PodTemplate.ObjectMeta.Labels
 	for _, k := range slices.Sorted(maps.Keys(labels)) {

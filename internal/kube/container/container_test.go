@@ -131,6 +131,25 @@ func (w *world) client() *wire.Client {
 	return c
 }
 
+// read returns a file, if there is one.
+func (w *world) read(path string) []byte {
+	b, err := os.ReadFile(path)
+	if !errors.Is(err, os.ErrNotExist) {
+		w.must(err)
+	}
+	return b
+}
+
+// reads waits until a file has a content.
+func (w *world) reads(path, want string) {
+	w.Helper()
+	for end := time.Now().Add(patience); string(w.read(path)) != want; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			w.Fatalf("%s has %q", path, w.read(path))
+		}
+	}
+}
+
 func sh(script string) []string { return []string{"/bin/sh", "-c", script} }
 
 // TestEnds: what becomes of a container that ends, by its restartPolicy.
@@ -224,16 +243,11 @@ func TestAnother(t *testing.T) {
 	if p := w.until("it runs", func(agents.Process) bool { return true }); !p.Ready || p.Restarts != 0 {
 		t.Errorf("%+v", p)
 	}
+	w.reads(log, "x\n")
 	c := w.client()
 	w.must(c.ProcessSignal(t.Context(), &wire.ProcessSignalParams{ProcessID: "main-1", Signal: "KILL"}))
 	w.until("it runs again", func(p agents.Process) bool { return p.Ready && p.Restarts == 1 })
-	var b []byte
-	for end := time.Now().Add(patience); string(b) != "x\nx\n" && time.Now().Before(end); time.Sleep(time.Millisecond) {
-		b, _ = os.ReadFile(log)
-	}
-	if string(b) != "x\nx\n" {
-		t.Errorf("the log is %q", b)
-	}
+	w.reads(log, "x\nx\n")
 }
 
 // TestForgotten: a sandbox that has forgotten the process of an object which has ended does not run it again.
@@ -263,8 +277,7 @@ func TestForgotten(t *testing.T) {
 	}
 }
 
-// TestImage: without a command, what the image starts runs; an image that starts nothing is a fault, but not
-// for a template of the server.
+// TestImage: without a command, what the image starts runs; an image that starts nothing is a fault.
 func TestImage(t *testing.T) {
 	w := newWorld(t)
 	stop := w.follow(agents.Main{Image: true, Again: agents.Always}, soon())
@@ -274,9 +287,13 @@ func TestImage(t *testing.T) {
 	}
 	w.must(stop())
 	w.forget()
-	stop = w.follow(agents.Main{Image: true, Optional: true, Again: agents.Always}, soon())
+	data := filepath.Join(w.dir, "data")
+	stop = w.follow(agents.Main{Again: agents.Always, Dirs: []string{data}}, soon()) // nothing is to be started
 	if p := w.until("it is ready", func(agents.Process) bool { return true }); !p.Ready {
 		t.Errorf("%+v", p)
+	}
+	if i, err := os.Stat(data); err != nil || !i.IsDir() {
+		t.Error(err)
 	}
 	_ = stop()
 	log := filepath.Join(w.dir, "log")
@@ -386,7 +403,7 @@ func TestProbes(t *testing.T) {
 	exec := func(script string) *agents.Probe {
 		return &agents.Probe{Exec: append(sh(script), up), Period: 5 * time.Millisecond, Timeout: patience, Success: 1, Failure: 3}
 	}
-	m := agents.Main{Argv: []string{"sleep", "1000"}, Again: agents.Always, Readiness: exec(`test -e "$0"`)}
+	m := agents.Main{Argv: []string{"sleep", "1000"}, Again: agents.Always, Readiness: exec(`. "$0"`)}
 	stop := w.follow(m, soon())
 	if p := w.until("it runs", func(agents.Process) bool { return true }); p.Ready || p.Message == "" || p.Reason != "" {
 		t.Errorf("%+v", p)
@@ -402,10 +419,17 @@ func TestProbes(t *testing.T) {
 	}
 	w.must(os.Remove(up))
 	w.until("it is not ready", func(p agents.Process) bool { return !p.Ready && p.Restarts == 0 })
+	asked := filepath.Join(w.dir, "asked")
+	w.must(os.WriteFile(up, []byte("echo x >>"+asked), 0o600))
+	for end := time.Now().Add(patience); len(w.read(asked)) < 2*keptEnded; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("it was asked %d times", len(w.read(asked))/2)
+		}
+	}
 	_ = stop()
 	all, err := w.client().ProcessList(t.Context())
 	w.must(err)
-	if n := len(all.Processes); n > 3 { // main-1, and for each operator the probe that its end has ended
+	if n := len(all.Processes); n > 10 { // main-1, and for each operator the last probes, which its end has ended
 		t.Errorf("the sandbox remembers %d processes", n)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/kube/agents"
 	"turnstone.dev/turnstone/wire"
 )
@@ -76,14 +77,7 @@ func (s *session) execute(ctx context.Context, argv []string) (why string, err e
 		return words(err.Error()), nil
 	}
 	r, err := s.w.ProcessWait(ctx, &wire.ProcessWaitParams{ProcessID: id})
-	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), hungTime/2)
-	defer cancel()
-	if err != nil {
-		_ = s.w.ProcessSignal(late, &wire.ProcessSignalParams{ProcessID: id, Signal: "KILL"})
-		_, _ = s.w.ProcessWait(late, &wire.ProcessWaitParams{ProcessID: id})
-	}
-	// Else the sandbox would forget the container's own processes.
-	_ = s.w.ProcessRelease(late, &wire.ProcessReleaseParams{ProcessID: id})
+	go s.release(context.WithoutCancel(ctx), id, err != nil)
 	switch {
 	case err != nil:
 		return words(err.Error()), nil
@@ -91,6 +85,22 @@ func (s *session) execute(ctx context.Context, argv []string) (why string, err e
 		return "the command " + exitText(&r.Exit), nil
 	}
 	return "", nil
+}
+
+// release lets the sandbox forget the process of a probe, which is ended first: it would forget the container's
+// own processes in its place. That can be done when its output was read, a moment after its end.
+func (s *session) release(ctx context.Context, id string, kill bool) {
+	ctx, cancel := context.WithTimeout(ctx, hungTime)
+	defer cancel()
+	if kill {
+		_ = s.w.ProcessSignal(ctx, &wire.ProcessSignalParams{ProcessID: id, Signal: "KILL"})
+	}
+	for wait := time.Millisecond; ; wait = min(2*wait, time.Second) {
+		err := s.w.ProcessRelease(ctx, &wire.ProcessReleaseParams{ProcessID: id})
+		if turnstone.KindOf(err) != turnstone.KindInvalid || !sleep(ctx, s.w.Done(), wait) {
+			return
+		}
+	}
 }
 
 // connect opens a connection to a port, and closes it.

@@ -177,6 +177,10 @@ func (s *session) after() (over bool) {
 
 // start starts the next process. What its image or its object lacks counts as an end of the process.
 func (s *session) start(ctx context.Context) error {
+	if len(s.Main.Argv) == 0 && !s.Main.Image {
+		s.nothing = true
+		return s.prepare(ctx)
+	}
 	p := &wire.ProcessStartParams{ProcessID: processPrefix + strconv.Itoa(s.number+1), Argv: s.Main.Argv,
 		Image: s.Main.Image, Cwd: s.Main.Cwd, User: s.Main.User, Detach: true}
 	in, err := s.inputs(ctx)
@@ -195,9 +199,6 @@ func (s *session) start(ctx context.Context) error {
 	defer cancel()
 	_, err = s.w.ProcessStart(ctx, p)
 	switch kind := turnstone.KindOf(err); {
-	case kind == turnstone.KindInvalid && s.Main.Image && s.Main.Optional && s.number == 0:
-		s.nothing = true
-		return nil
 	case kind == turnstone.KindInvalid && s.another(ctx):
 		return nil
 	case kind == turnstone.KindNotFound:

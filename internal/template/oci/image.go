@@ -61,3 +61,9 @@ type Layer struct {
 	DiffID turnstone.Digest `json:"diff_id"` // of the uncompressed tar stream
 	Size   int64            `json:"size"`    // of the bytes in the registry
 }
+
+// Command returns what a container of the image starts.
+func (img *Image) Command() turnstone.ImageCommand {
+	return turnstone.ImageCommand{Entrypoint: img.Entrypoint, Cmd: img.Cmd, Workdir: img.Workdir,
+		Unknown: img.Reads < Reads}
+}
