@@ -106,10 +106,39 @@ type Template struct {
 	Env        map[string]string `json:"env"`
 	Workdir    string            `json:"workdir"`
 	User       string            `json:"user,omitempty"` // the user of steps; empty: root
+	Command    ImageCommand      `json:"-"`              // of the registry's image below it
 	Machine    Machine           `json:"machine,omitzero"`
 	Layers     []TemplateLayer   `json:"layers,omitempty"` // above the image, the lowest first
 	Built      time.Time         `json:"built"`
 	BuildTime  Millis            `json:"build_ms"`
+}
+
+// An ImageCommand is what a container of an image starts, as the image's config has it. Only a process
+// that asks for it starts it.
+type ImageCommand struct {
+	Entrypoint []string
+	Cmd        []string // its arguments, or the whole command without Entrypoint
+	Workdir    string   // in which it begins; empty: /
+	Unknown    bool     // an earlier version has read the config, without the command
+}
+
+// None reports whether an image starts nothing.
+func (c ImageCommand) None() bool { return len(c.Entrypoint)+len(c.Cmd) == 0 }
+
+// Or returns c, or, if an image starts nothing, base.
+func (c ImageCommand) Or(base ImageCommand) ImageCommand {
+	if c.None() {
+		return base
+	}
+	return c
+}
+
+// In returns c in the directory dir, unless that is empty.
+func (c ImageCommand) In(dir string) ImageCommand {
+	if dir != "" {
+		c.Workdir = dir
+	}
+	return c
 }
 
 // EnvList returns the template's environment as KEY=VALUE, sorted.

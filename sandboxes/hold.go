@@ -43,6 +43,7 @@ type Details struct {
 	Isolation    string
 	Workdir      string // working directory of the template's steps; empty: the agent's default
 	User         string // user of the template's steps; empty: root
+	Command      turnstone.ImageCommand
 
 	Image   string       // the image, if the spec does not name it
 	Session *SessionInfo // the place of a session's sandbox; the Machine is then a Committer

@@ -101,11 +101,18 @@ func (h *holder) followFirst(ctx context.Context, d Details) error {
 	return err
 }
 
-// setDefaults tells the agent what commands get that name no directory and no user: clients of
-// encrypted channels do not know them.
+// setDefaults tells the agent what commands get that name no directory and no user, and what the image
+// starts: clients of encrypted channels do not know them. An agent of a machine that an older version has
+// kept does not know of images' commands.
 func (h *holder) setDefaults(ctx context.Context, d Details) error {
 	return h.withAgent(ctx, func(ctx context.Context, c *wire.Conn) error {
-		return c.SandboxSetDefaults(ctx, &wire.SandboxSetDefaultsParams{Cwd: d.Workdir, User: d.User})
+		p := &wire.SandboxSetDefaultsParams{Cwd: d.Workdir, User: d.User, Entrypoint: d.Command.Entrypoint,
+			Cmd: d.Command.Cmd, ImageDirectory: d.Command.Workdir}
+		err := c.SandboxSetDefaults(ctx, p)
+		if turnstone.KindOf(err) == turnstone.KindInvalid && !d.Command.None() {
+			return c.SandboxSetDefaults(ctx, &wire.SandboxSetDefaultsParams{Cwd: d.Workdir, User: d.User})
+		}
+		return err
 	})
 }
 

@@ -706,6 +706,13 @@ type SandboxSetDefaultsParams struct {
 	Cwd string `json:"cwd,omitempty"`
 	// As in Process.start; empty: root.
 	User string `json:"user,omitempty"`
+	// The ENTRYPOINT of the image that the sandbox is made of. Absent together with cmd: as
+	// it is.
+	Entrypoint []string `json:"entrypoint,omitzero"`
+	// The CMD of this image.
+	Cmd []string `json:"cmd,omitzero"`
+	// The WORKDIR of this image; empty: /.
+	ImageDirectory string `json:"imageDirectory,omitempty"`
 	// Variables KEY=VALUE, added to the environment of all processes and steps that start
 	// from now on. A variable of the same name is replaced.
 	Env []string `json:"env,omitzero"`
@@ -1101,7 +1108,8 @@ type ProcessProcessInfo struct {
 type ProcessStartParams struct {
 	// A name that no process of the sandbox has; default: chosen by the agent.
 	ProcessID string `json:"processId,omitempty"`
-	// Program and arguments; the program is looked up in PATH.
+	// Program and arguments; the program is looked up in PATH. With image: arguments, in
+	// place of the image's CMD; empty: with it.
 	Argv []string `json:"argv"`
 	// KEY=VALUE, added to the sandbox's environment.
 	Env []string `json:"env,omitzero"`
@@ -1126,6 +1134,9 @@ type ProcessStartParams struct {
 	// Process.acknowledge); 0, the default: only the connection's flow control limits the
 	// sender.
 	Window int64 `json:"window,omitempty"`
+	// Start what a container of the sandbox's image starts: its ENTRYPOINT, by default in its
+	// WORKDIR. An image without ENTRYPOINT and CMD is an error of kind invalid.
+	Image bool `json:"image,omitempty"`
 	// Do not attach.
 	Detach bool `json:"detach,omitempty"`
 	// Kill the process tree when this connection ends.

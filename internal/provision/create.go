@@ -113,7 +113,7 @@ func OpenMachine(ctx context.Context, h *host.Host, id turnstone.SandboxID, spec
 	}
 	d := sandboxes.Details{Template: t.Digest, TemplateSize: turnstone.Bytes(t.Size),
 		Substrate: s.Substrate(),
-		Isolation: s.Isolation(), Workdir: workdir, User: t.User}
+		Isolation: s.Isolation(), Workdir: workdir, User: t.User, Command: t.Command}
 	if spec.Spare {
 		if err := rehearse(ctx, s, d.User); err != nil {
 			_ = s.Close()

@@ -45,7 +45,7 @@ func (s *Store) load(ctx context.Context, spec *Spec, full bool) (*turnstone.Tem
 		return nil, err
 	}
 	t := &turnstone.Template{Name: spec.Name, Digest: m.Digest, Packages: m.Packages, Env: spec.Env,
-		Workdir: spec.Workdir, User: spec.User,
+		Workdir: spec.Workdir, User: spec.User, Command: spec.Command,
 		Machine: spec.Machine, Built: m.Built, BuildTime: turnstone.Millis(m.BuildTime)}
 	setVersions(t, m.Lock)
 	if len(spec.Wheels) > 0 && t.Pip == nil {
@@ -146,6 +146,7 @@ func putOver(t, base *turnstone.Template, l turnstone.TemplateLayer) {
 	maps.Copy(env, t.Env)
 	t.Env = env
 	t.Workdir, t.User = cmp.Or(t.Workdir, base.Workdir), cmp.Or(t.User, base.User)
+	t.Command = t.Command.Or(base.Command)
 	t.Machine = t.Machine.Over(base.Machine)
 	for _, v := range []struct {
 		to   *map[string]string

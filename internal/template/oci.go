@@ -171,7 +171,7 @@ func (s *Store) pull(ctx context.Context, ref oci.Reference, age time.Duration,
 	if err == nil && s.anonymous && !kept.Public {
 		err = fmt.Errorf("%s: was pulled with credentials", ref)
 	}
-	if err == nil && (ref.Digest() != "" || time.Since(kept.Checked) < age) {
+	if err == nil && !spec.Command.Unknown && (ref.Digest() != "" || time.Since(kept.Checked) < age) {
 		return spec, nil
 	}
 	progress("asking registry " + ref.Registry() + " for " + ref.String())
@@ -298,7 +298,7 @@ func (s *Store) imageSpec(ref oci.Reference, img *oci.Image) (*Spec, error) {
 		Description: "image of the registry " + ref.Registry(),
 		Base:        ociBase + ref.Repository() + "@" + string(img.Manifest), Packages: []string{},
 		Env:     map[string]string{},
-		Workdir: cmp.Or(img.Workdir, DefaultWorkdir), User: img.User, image: true}
+		Workdir: cmp.Or(img.Workdir, DefaultWorkdir), User: img.User, image: true, Command: img.Command()}
 	if t := img.Artifact; t != nil {
 		spec.Description = "template " + t.Name + " of the registry " + ref.Registry()
 		spec.origin = img.Origin(ref)

@@ -76,6 +76,7 @@ func (s *Store) resolveOCI(spec *Spec) error {
 	if err != nil {
 		return fmt.Errorf("base of template %s: %w", spec.Name, err)
 	}
+	spec.Command = base.Command.In(spec.Workdir)
 	spec.Workdir, spec.User = cmp.Or(spec.Workdir, base.Workdir), cmp.Or(spec.User, base.User)
 	if spec.layered() {
 		spec.base, spec.BaseDigest = base, base.Digest()

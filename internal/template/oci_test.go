@@ -39,7 +39,7 @@ func TestImages(t *testing.T) {
 	srv := httptest.NewServer(h)
 	reg := &ocitest.Registry{Host: strings.TrimPrefix(srv.URL, "http://"), URL: srv.URL}
 	config := ocitest.Config{Env: []string{"A=1", "A=2", "bad-name=x", "PATH=/bin"},
-		Workdir: "/app/", User: "7:8"}
+		Workdir: "/app/", User: "7:8", Entrypoint: []string{"/entry", "a b"}, Cmd: []string{"serve"}}
 	digest := reg.Push(t, "x:1", ocitest.Image(t, config, bashLayer(t, ocitest.File("one", "1"))))
 
 	s := NewStore(t.TempDir())
@@ -60,6 +60,10 @@ func TestImages(t *testing.T) {
 	tmpl, err := s.Ensure(ctx, spec.Name, nil)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if c := tmpl.Command; !slices.Equal(c.Entrypoint, config.Entrypoint) || !slices.Equal(c.Cmd, config.Cmd) ||
+		c.Workdir != "/app" {
+		t.Errorf("its command is %+v", c)
 	}
 	if tmpl.User != "7:8" || tmpl.Workdir != "/app" ||
 		!slices.Equal(tmpl.EnvList(), []string{"A=2", "PATH=/bin"}) {
@@ -217,13 +221,51 @@ func TestNoRegistry(t *testing.T) {
 	}
 }
 
+// TestImageOfEarlier checks that the registry is asked again about an image that a version has recorded
+// which did not read the image's command.
+func TestImageOfEarlier(t *testing.T) {
+	noCredentials(t)
+	h := ocitest.Handler()
+	srv := httptest.NewServer(h)
+	reg := &ocitest.Registry{Host: strings.TrimPrefix(srv.URL, "http://"), URL: srv.URL}
+	digest := reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{Cmd: []string{"serve"}}, bashLayer(t)))
+	s := NewStore(t.TempDir())
+	name := reg.Host + "/x:1@" + string(digest)
+	earlier := func() {
+		t.Helper()
+		files, err := filepath.Glob(s.ociPath("images", "*.json"))
+		if err != nil || len(files) != 1 {
+			t.Fatal(files, err)
+		}
+		var rec ociImage
+		if err := readKept(files[0], &rec); err != nil {
+			t.Fatal(err)
+		}
+		rec.Image.Reads, rec.Image.Cmd = 0, nil
+		if err := writeJSON(files[0], rec); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		spec, err := s.Resolve(t.Context(), name, nil)
+		if err != nil || !slices.Equal(spec.Command.Cmd, []string{"serve"}) {
+			t.Fatalf("%+v %v", spec, err)
+		}
+		earlier()
+	}
+	srv.Close()
+	if spec, err := s.Resolve(t.Context(), name, nil); err != nil || !spec.Command.None() {
+		t.Errorf("without the registry: %+v %v", spec, err)
+	}
+}
+
 // TestSpecOnImage checks a spec that begins with an image.
 func TestSpecOnImage(t *testing.T) {
 	noCredentials(t)
 	ctx := t.Context()
 	reg := ocitest.Serve(t, nil)
-	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{Env: []string{"A=1", "B=2"}, Workdir: "/w"},
-		bashLayer(t)))
+	reg.Push(t, "x:1", ocitest.Image(t, ocitest.Config{Env: []string{"A=1", "B=2"}, Workdir: "/w",
+		Entrypoint: []string{"/entry"}}, bashLayer(t)))
 	dir := t.TempDir()
 	text := "name = \"mine\"\nbase = \"oci:" + reg.Host + "/x:1\"\nenv = { A = \"mine\" }\n"
 	if err := os.WriteFile(filepath.Join(dir, specFile), []byte(text), 0o600); err != nil {
@@ -233,6 +275,9 @@ func TestSpecOnImage(t *testing.T) {
 	tmpl, err := s.Build(ctx, dir, BuildOptions{})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if c := tmpl.Command; !slices.Equal(c.Entrypoint, []string{"/entry"}) || c.Workdir != "/w" {
+		t.Errorf("its command is %+v", c)
 	}
 	if tmpl.Workdir != "/w" || !slices.Equal(tmpl.EnvList(), []string{"A=mine", "B=2"}) ||
 		tmpl.Name != "mine" {

@@ -54,11 +54,12 @@ type Spec struct {
 	Pip      []string `json:"pip,omitempty"`
 	Npm      []string `json:"npm,omitempty"`
 	// Wheels are files of pip's index whose programs are in /usr/local/bin; sorted
-	Wheels   []registry.Wheel  `json:"wheels,omitempty"`
-	Commands []string          `json:"commands,omitempty"` // bash, in order
-	Env      map[string]string `json:"env,omitempty"`
-	Files    []File            `json:"files,omitempty"` // sorted by path
-	Workdir  string            `json:"workdir"`         // empty: the base's
+	Wheels   []registry.Wheel       `json:"wheels,omitempty"`
+	Commands []string               `json:"commands,omitempty"` // bash, in order
+	Env      map[string]string      `json:"env,omitempty"`
+	Files    []File                 `json:"files,omitempty"` // sorted by path
+	Workdir  string                 `json:"workdir"`         // empty: the base's
+	Command  turnstone.ImageCommand `json:"-"`               // of the image below it
 	// the user of steps; empty: the base's, or root
 	User    string            `json:"user,omitempty"`
 	Machine turnstone.Machine `json:"machine,omitzero"`

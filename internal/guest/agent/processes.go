@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"syscall"
 	"time"
@@ -29,9 +30,17 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn,
 	if err != nil {
 		return nil, err
 	}
-	spec := process.Spec{ID: p.ProcessID, Argv: p.Argv, Env: s.a.shell.baseEnv(), More: p.Env,
+	argv, cwd := p.Argv, p.Cwd
+	if p.Image {
+		var dir string
+		if argv, dir, err = s.a.defaults.program(argv); err != nil {
+			return nil, err
+		}
+		cwd = cmp.Or(cwd, dir)
+	}
+	spec := process.Spec{ID: p.ProcessID, Argv: argv, Env: s.a.shell.baseEnv(), More: p.Env,
 		Stdin: p.Stdin || p.StdinStream != 0}
-	spec.Cwd, spec.User = s.a.defaults.of(p.Cwd, p.User, s.a.opt.Cwd)
+	spec.Cwd, spec.User = s.a.defaults.of(cwd, p.User, s.a.opt.Cwd)
 	spec.Env = ofUser(spec.User, spec.Env)
 	if t := p.Terminal; t != nil {
 		spec.Terminal = &process.Terminal{Columns: int(t.Columns), Rows: int(t.Rows)}
@@ -44,7 +53,7 @@ func (s *processes) Start(ctx context.Context, c *wire.Conn,
 			{stream: p.StdoutStream, window: p.Window}, {stream: p.StderrStream, window: p.Window}},
 			grace, &failed)
 	}
-	s.a.records.Around(&wire.SandboxCommandStartedEvent{Argv: p.Argv, Env: p.Env,
+	s.a.records.Around(&wire.SandboxCommandStartedEvent{Argv: argv, Env: p.Env,
 		Secrets: p.Secrets, User: spec.User, Terminal: p.Terminal != nil}, &spec, s.a.attachRecorder)
 	s.a.activity.begin()
 	spec.Ended = s.a.activity.end

@@ -4,9 +4,11 @@ import (
 	"context"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 
+	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/tarfiles"
 	"turnstone.dev/turnstone/wire"
 )
@@ -15,6 +17,23 @@ import (
 type defaults struct {
 	mu               sync.Mutex
 	cwd, user, owner string // owner: of files
+
+	entrypoint, cmd []string // of the image
+	imageDir        string
+}
+
+// program returns what the image starts with these arguments, and its directory.
+func (d *defaults) program(args []string) (argv []string, dir string, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.entrypoint)+len(d.cmd) == 0 {
+		return nil, "", turnstone.Errorf(wire.MethodProcessStart, turnstone.KindInvalid, "image",
+			"the sandbox's image has no ENTRYPOINT and no CMD").WithHint("name the program")
+	}
+	if len(args) == 0 {
+		args = d.cmd
+	}
+	return slices.Concat(d.entrypoint, args), path.Join("/", d.imageDir), nil
 }
 
 // own sets to whom new files belong.
@@ -58,8 +77,10 @@ func (d *defaults) of(cwd, user, byDefault string) (string, string) {
 // SetDefaults implements Sandbox.setDefaults.
 func (s *sandbox) SetDefaults(_ context.Context, _ *wire.Conn,
 	p *wire.SandboxSetDefaultsParams) error {
-	if p.Cwd != "" && !path.IsAbs(p.Cwd) {
-		return Invalid(wire.MethodSandboxSetDefaults, p.Cwd, "it is not an absolute path")
+	for _, dir := range []string{p.Cwd, p.ImageDirectory} {
+		if dir != "" && !path.IsAbs(dir) {
+			return Invalid(wire.MethodSandboxSetDefaults, dir, "it is not an absolute path")
+		}
 	}
 	for _, kv := range p.Env {
 		if name, _, ok := strings.Cut(kv, "="); !ok || name == "" || strings.ContainsRune(kv, 0) {
@@ -73,6 +94,9 @@ func (s *sandbox) SetDefaults(_ context.Context, _ *wire.Conn,
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.cwd, d.user = p.Cwd, p.User
+	if len(p.Entrypoint)+len(p.Cmd) > 0 {
+		d.entrypoint, d.cmd, d.imageDir = p.Entrypoint, p.Cmd, p.ImageDirectory
+	}
 	return nil
 }
 

@@ -38,6 +38,50 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+// TestImage checks what a process gets that starts what the image starts.
+func TestImage(t *testing.T) {
+	h := newHarness(t)
+	start := func(p wire.ProcessStartParams) (string, error) {
+		out := new(bytes.Buffer)
+		p.Image = true
+		_, err := h.Start(t.Context(), p, wire.Stdio{Out: out})
+		return out.String(), err
+	}
+	if _, err := start(wire.ProcessStartParams{}); turnstone.KindOf(err) != turnstone.KindInvalid {
+		t.Errorf("an image without a command: %v", err)
+	}
+	set := func(p wire.SandboxSetDefaultsParams) {
+		t.Helper()
+		if err := h.SandboxSetDefaults(t.Context(), &p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := t.TempDir()
+	entry := script("echo $PWD $0 $*")
+	set(wire.SandboxSetDefaultsParams{Entrypoint: entry, Cmd: []string{"the", "cmd"}, ImageDirectory: dir})
+	set(wire.SandboxSetDefaultsParams{Cwd: "/"}) // as an adoption does
+	for _, c := range []struct {
+		p    wire.ProcessStartParams
+		want string
+	}{
+		{wire.ProcessStartParams{}, dir + " the cmd\n"},
+		{wire.ProcessStartParams{Argv: []string{"my", "own", "args"}}, dir + " my own args\n"},
+		{wire.ProcessStartParams{Cwd: "/"}, "/ the cmd\n"},
+	} {
+		if out, err := start(c.p); err != nil || out != c.want {
+			t.Errorf("%+v: %q, not %q; %v", c.p, out, c.want, err)
+		}
+	}
+	set(wire.SandboxSetDefaultsParams{Cmd: script("echo $PWD")})
+	if out, err := start(wire.ProcessStartParams{}); err != nil || out != "/\n" {
+		t.Errorf("an image without ENTRYPOINT and WORKDIR: %q %v", out, err)
+	}
+	if err := h.SandboxSetDefaults(t.Context(), &wire.SandboxSetDefaultsParams{Cmd: entry,
+		ImageDirectory: "relative"}); turnstone.KindOf(err) != turnstone.KindInvalid {
+		t.Error(err)
+	}
+}
+
 // TestAddSecrets checks that processes and steps get secrets, and that the host knows them before.
 func TestAddSecrets(t *testing.T) {
 	h := newHarness(t)

@@ -30,32 +30,10 @@ type Server interface {
 	Pause(ctx context.Context, namespace, id string) error
 	Resume(ctx context.Context, namespace, id string) error
 	SetLife(ctx context.Context, namespace, id string, life time.Duration) error
-	// Run makes sure that the sandbox's process was started, and returns what is known of it.
-	Run(ctx context.Context, namespace, id string, m Main) (Process, error)
-}
-
-// Main is the process of a sandbox, and directories that have to be there before it.
-type Main struct {
-	Argv, Env []string
-	Cwd, User string
-	Dirs      []string
-	Again     Restart
-}
-
-// Restart says after which ends a process is started again.
-type Restart string
-
-// The values are those of a pod's restartPolicy.
-const (
-	Always    Restart = "Always"
-	OnFailure Restart = "OnFailure"
-	Never     Restart = "Never"
-)
-
-// A Process is the last process of a Main.
-type Process struct {
-	Ended  bool
-	Failed bool
+	// FollowContainer starts the container of a sandbox, unless it was started before, and follows it until ctx ends
+	// or the container has ended for good. tell is called with what is known, in order. The error is about a
+	// sandbox of which nothing was told.
+	FollowContainer(ctx context.Context, namespace, id string, m Main, tell func(Process)) error
 }
 
 // Options say what is served.

@@ -58,6 +58,8 @@ type world struct {
 	again   time.Duration  // between two looks; 0: one second
 	wait    time.Duration  // bounds each wait; 0: patience
 	guest   time.Duration  // for a sandbox's answer; 0: the default
+
+	readable map[string]bool // namespaces in which the operator reads ConfigMaps and Secrets
 }
 
 // newWorld returns a world whose cluster other tests have used, and which has no object of theirs.
@@ -94,7 +96,7 @@ func grant(ctx context.Context, c *kubetest.Cluster) error {
 
 func worldOf(t *testing.T, c *kubetest.Cluster) *world {
 	t.Helper()
-	w := &world{T: t, cluster: c, server: newServer()}
+	w := &world{T: t, cluster: c, server: newServer(), readable: map[string]bool{}}
 	cfg, err := c.Config(kubetest.Admin)
 	w.must(err)
 	scheme, err := agents.Scheme()
@@ -120,7 +122,7 @@ func (w *world) until(what string, f func() bool) {
 }
 
 // operator runs an operator until stop is called. write is called before and after each of its writes.
-func (w *world) operator(s *server, write func(o client.Object) error, classes ...string) (stop func()) {
+func (w *world) operator(s agents.Server, write func(o client.Object) error, classes ...string) (stop func()) {
 	w.Helper()
 	cfg, err := w.cluster.Config("turn-operator")
 	w.must(err)

@@ -212,6 +212,8 @@ func (r *claims) grant(ctx context.Context, c *extv1.SandboxClaim, t *extv1.Sand
 	if f := meta.FindStatusCondition(s.Status.Conditions, string(sandboxv1.SandboxConditionFinished)); f != nil {
 		set(&c.Status.Conditions, c.Generation, sandboxv1.SandboxConditionFinished,
 			f.Status == metav1.ConditionTrue, f.Reason, f.Message)
+	} else {
+		remove(&c.Status.Conditions, sandboxv1.SandboxConditionFinished)
 	}
 	return nil
 }

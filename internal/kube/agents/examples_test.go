@@ -149,6 +149,7 @@ func (w *world) example(name string, all []*unstructured.Unstructured, table *st
 		}
 	}
 	more := w.unclaimed(all, of, claimed)
+	defer w.named(all)()
 	for _, o := range append(all, more...) {
 		row := func(becomes string) {
 			kind, object, _ := strings.Cut(o.GetKind()+" `"+o.GetName()+"`", " ")
@@ -180,6 +181,81 @@ func (w *world) example(name string, all []*unstructured.Unstructured, table *st
 		})
 	}
 	w.until("the sandboxes of "+name+" are gone", func() bool { return len(w.server.all()) == 0 })
+}
+
+// named makes the ConfigMaps and Secrets that an example's containers name, as its reader does, and lets the
+// operator read them.
+func (w *world) named(all []*unstructured.Unstructured) (remove func()) {
+	w.Helper()
+	keys := map[string]map[string]bool{} // by namespace, kind and name
+	for _, o := range all {
+		named(o.Object, func(kind, name, key string) {
+			id := o.GetNamespace() + " " + kind + " " + name
+			if keys[id] == nil {
+				keys[id] = map[string]bool{}
+			}
+			keys[id][key] = true
+		})
+	}
+	var made []client.Object
+	for id, has := range keys {
+		part := strings.Split(id, " ")
+		meta := metav1.ObjectMeta{Namespace: part[0], Name: part[2]}
+		secret := &corev1.Secret{ObjectMeta: meta, StringData: map[string]string{}}
+		config := &corev1.ConfigMap{ObjectMeta: meta, Data: secret.StringData}
+		for key := range has {
+			secret.StringData[key] = "value"
+		}
+		var o client.Object = config
+		if part[1] == "secret" {
+			o = secret
+		}
+		w.must(w.admin.Create(w.Context(), o))
+		made = append(made, o)
+		if !w.readable[meta.Namespace] {
+			w.references(meta.Namespace)
+			w.readable[meta.Namespace] = true
+		}
+	}
+	return func() {
+		for _, o := range made {
+			w.must(w.admin.Delete(w.Context(), o))
+		}
+	}
+}
+
+// named calls f with each key of a ConfigMap or Secret that a part of an object names.
+func named(part any, f func(kind, name, key string)) {
+	if list, ok := part.([]any); ok {
+		for _, v := range list {
+			named(v, f)
+		}
+		return
+	}
+	m, _ := part.(map[string]any)
+	for k, v := range m {
+		kind := "configMap"
+		if strings.HasPrefix(k, "secret") {
+			kind = "secret"
+		}
+		of, _ := v.(map[string]any)
+		name := text(of, "name") + text(of, "secretName")
+		switch k {
+		case "secretKeyRef", "configMapKeyRef":
+			f(kind, name, text(of, "key"))
+		case "secretRef", "configMapRef", "secret", "configMap":
+			items, _ := of["items"].([]any)
+			for _, i := range items {
+				item, _ := i.(map[string]any)
+				f(kind, name, text(item, "key"))
+			}
+			if len(items) == 0 && name != "" {
+				f(kind, name, "VALUE")
+			}
+		default:
+			named(v, f)
+		}
+	}
 }
 
 // unclaimed returns claims of the pools that no claim of an example uses, and pools of its templates

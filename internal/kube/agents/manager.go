@@ -2,6 +2,7 @@ package agents
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"strings"
 	"time"
@@ -61,20 +62,21 @@ func Add(m manager.Manager, o *Options) error {
 			NewQueue: steady.NewQueue, RateLimiter: steady.Retries(), ReconciliationTimeout: lookTime}
 	}
 	meant := builder.WithPredicates(steady.Meant())
-	tell := m.GetEventRecorder("turn-operator")
-	boxes := &sandboxes{o: o, to: m.GetClient(), live: m.GetAPIReader(), tell: tell,
-		fleet: newFleet(o, m.GetClient(), tell)}
-	if err := m.Add(boxes.fleet); err != nil {
+	recorder := m.GetEventRecorder("turn-operator")
+	boxes := &sandboxes{o: o, to: m.GetClient(), live: m.GetAPIReader(), tell: recorder,
+		fleet: newFleet(o, m.GetClient(), recorder), followers: newFollowers(o)}
+	if err := errors.Join(m.Add(boxes.fleet), m.Add(boxes.followers)); err != nil {
 		return err
 	}
 	if err := ctrl.NewControllerManagedBy(m).For(&sandboxv1.Sandbox{}, meant).
 		Watches(&extv1.SandboxClaim{}, handler.EnqueueRequestsFromMapFunc(sameName), builder.WithPredicates(goes())).
 		WatchesRawSource(source.Channel(boxes.fleet.events, &handler.EnqueueRequestForObject{})).
+		WatchesRawSource(source.Channel(boxes.followers.events, &handler.EnqueueRequestForObject{})).
 		WithOptions(many()).Complete(steady.Share(parallel, boxes)); err != nil {
 		return err
 	}
 	o.Metrics.follow(m.GetClient(), m.Elected())
-	tell := teller{m.GetEventRecorder("turn-operator")}
+	tell := teller{recorder}
 	of := &claims{o: o, to: m.GetClient(), tell: tell}
 	if err := ctrl.NewControllerManagedBy(m).For(&extv1.SandboxClaim{}, meant).
 		Owns(&sandboxv1.Sandbox{}, builder.WithPredicates(says())).

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 	corev1 "k8s.io/api/core/v1"
@@ -51,7 +52,7 @@ func (u Unsupported) Error() string { return u.Field + ": " + u.Why }
 // same for the same object, whenever it is made. An error is Unsupported.
 func (o *Options) convert(s *sandboxv1.Sandbox) (*v1.CreateSandboxRequest, Main, error) {
 	pod := &s.Spec.PodTemplate.Spec
-	if err := supported(pod); err != nil {
+	if err := supported(s, pod); err != nil {
 		return nil, Main{}, err
 	}
 	c := &pod.Containers[0]
@@ -74,6 +75,9 @@ func (o *Options) convert(s *sandboxv1.Sandbox) (*v1.CreateSandboxRequest, Main,
 		return nil, Main{}, err
 	}
 	m, err := process(s, pod, c)
+	if r.GetTemplate() != "" && len(c.Args) == 0 {
+		m.Image = false // a template of the server starts nothing by itself
+	}
 	r.Metadata[MetadataAttempt] = "0"
 	labels := s.Spec.PodTemplate.ObjectMeta.Labels
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
@@ -86,7 +90,7 @@ func (o *Options) convert(s *sandboxv1.Sandbox) (*v1.CreateSandboxRequest, Main,
 }
 
 // supported reports what a pod asks for that a sandbox cannot have.
-func supported(p *corev1.PodSpec) error {
+func supported(s *sandboxv1.Sandbox, p *corev1.PodSpec) error {
 	for _, f := range []struct {
 		asked      bool
 		field, why string
@@ -106,9 +110,9 @@ func supported(p *corev1.PodSpec) error {
 			return Unsupported{f.field, f.why}
 		}
 	}
-	for n, v := range p.Volumes {
-		if v.EmptyDir == nil && v.PersistentVolumeClaim == nil {
-			return Unsupported{fmt.Sprintf("volumes[%d]", n), "only emptyDir, and the claims of volumeClaimTemplates"}
+	for n := range p.Volumes {
+		if why := unsupportedVolume(s, &p.Volumes[n]); why != "" {
+			return Unsupported{fmt.Sprintf("volumes[%d]", n), why}
 		}
 	}
 	return supportedContainer(&p.Containers[0])
@@ -125,9 +129,6 @@ func supportedContainer(c *corev1.Container) error {
 	}
 	if len(c.VolumeDevices) > 0 {
 		return Unsupported{"containers[0].volumeDevices", "a sandbox has no devices"}
-	}
-	if len(c.EnvFrom) > 0 {
-		return Unsupported{"containers[0].envFrom", "secrets and settings go through the sandbox's channel"}
 	}
 	if c.Lifecycle != nil {
 		return Unsupported{"containers[0].lifecycle", "a sandbox has no hooks"}
@@ -147,31 +148,39 @@ func supportedContainer(c *corev1.Container) error {
 	return nil
 }
 
-// environment returns the variables of a container.
+// environment returns the variables of a container that its object alone says, which the server sees. Others
+// are its inputs.
 func environment(s *sandboxv1.Sandbox, c *corev1.Container) (map[string]string, error) {
 	if len(c.Env) > maxEnv {
 		return nil, Unsupported{"containers[0].env", "has more than " + strconv.Itoa(maxEnv) + " variables"}
 	}
-	all := make(map[string]string, len(c.Env))
+	all, later := make(map[string]string, len(c.Env)), map[string]bool{}
 	for n, e := range c.Env {
 		field := fmt.Sprintf("containers[0].env[%d]", n)
-		value := e.Value
+		if len(e.Name) > maxName || !envName.MatchString(e.Name) {
+			return nil, Unsupported{field, "the name is no variable's"}
+		}
+		if strings.ContainsRune(e.Value, 0) || len(e.Value) > maxSecret {
+			return nil, Unsupported{field, "the value has a zero byte, or more than 60 KiB"}
+		}
+		waits := false // for what the object does not say
+		value := expand(e.Value, func(name string) (string, bool) {
+			v, has := all[name]
+			waits = waits || later[name] || !has && len(c.EnvFrom) > 0
+			return v, has
+		})
 		if f := e.ValueFrom; f != nil {
-			switch {
-			case f.FieldRef == nil:
-				return nil, Unsupported{field, "only fieldRef: secrets go through the sandbox's channel"}
-			case f.FieldRef.FieldPath == "metadata.name":
-				value = s.Name
-			case f.FieldRef.FieldPath == "metadata.namespace":
-				value = s.Namespace
-			case f.FieldRef.FieldPath == "metadata.uid":
-				value = string(s.UID)
-			default:
-				return nil, Unsupported{field, "only metadata.name, metadata.namespace and metadata.uid"}
+			var err error
+			if waits = f.SecretKeyRef != nil || f.ConfigMapKeyRef != nil; !waits {
+				value, err = downward(s, f, n)
+			}
+			if err != nil {
+				return nil, err
 			}
 		}
-		if len(e.Name) > maxName || !envName.MatchString(e.Name) || len(value) > maxValue {
-			return nil, Unsupported{field, "the name is no variable's, or the value is longer than 2048 bytes"}
+		if later[e.Name] = waits || len(value) > maxValue; later[e.Name] {
+			delete(all, e.Name)
+			continue
 		}
 		all[e.Name] = value
 	}
@@ -217,14 +226,22 @@ func machine(s *sandboxv1.Sandbox, c *corev1.Container) (*v1.Machine, error) {
 	return m, nil
 }
 
-// process returns the process of a container: the image's own if it names none, which is not started.
+// process returns the process of a container: its command, or what the image starts.
 func process(s *sandboxv1.Sandbox, pod *corev1.PodSpec, c *corev1.Container) (Main, error) {
-	m := Main{Argv: slices.Concat(c.Command, c.Args), Cwd: c.WorkingDir, Again: Restart(pod.RestartPolicy)}
+	m := Main{Image: len(c.Command) == 0, Cwd: c.WorkingDir, Again: Restart(pod.RestartPolicy)}
+	literal, _ := environment(s, c)
+	for _, a := range slices.Concat(c.Command, c.Args) {
+		m.Argv = append(m.Argv, expand(a, lookup(literal)))
+	}
 	if m.Again == "" {
 		m.Again = Always
 	}
-	if len(c.Command) == 0 && len(c.Args) > 0 {
-		return m, Unsupported{"containers[0].args", "have no command: name it in containers[0].command"}
+	if m.Message = c.TerminationMessagePath; m.Message == "" {
+		m.Message = corev1.TerminationMessagePathDefault
+	}
+	m.Output = c.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError
+	if err := probes(&m, pod, c); err != nil {
+		return m, err
 	}
 	var user, group *int64
 	if x := pod.SecurityContext; x != nil {
@@ -244,26 +261,29 @@ func process(s *sandboxv1.Sandbox, pod *corev1.PodSpec, c *corev1.Container) (Ma
 			m.User += ":" + strconv.FormatInt(*group, 10)
 		}
 	}
-	claims := make(map[string]bool)
-	for _, v := range s.Spec.VolumeClaimTemplates {
-		claims[v.Name] = true
-	}
-	for _, v := range pod.Volumes {
-		if v.PersistentVolumeClaim == nil || claims[v.PersistentVolumeClaim.ClaimName] {
-			claims[v.Name] = true
-		}
-	}
-	for n, v := range c.VolumeMounts {
+	var err error
+	m.Dirs, err = directories(s, pod, c)
+	return m, err
+}
+
+// directories returns the directories that stand for volumes. The files of others are inputs.
+func directories(s *sandboxv1.Sandbox, pod *corev1.PodSpec, c *corev1.Container) (dirs []string, err error) {
+	for n, m := range c.VolumeMounts {
 		field := fmt.Sprintf("containers[0].volumeMounts[%d]", n)
+		at := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
+		files := at >= 0 && ofFiles(&pod.Volumes[at])
 		switch {
-		case !claims[v.Name]:
-			return m, Unsupported{field, "names no volume that a sandbox can have"}
-		case v.SubPath != "" || v.SubPathExpr != "":
-			return m, Unsupported{field, "a part of a volume cannot be mounted"}
-		case !path.IsAbs(v.MountPath) || len(v.MountPath) > 512:
-			return m, Unsupported{field, "mountPath is not an absolute path of at most 512 bytes"}
+		case at < 0 && !slices.ContainsFunc(s.Spec.VolumeClaimTemplates,
+			func(t sandboxv1.PersistentVolumeClaimTemplate) bool { return t.Name == m.Name }):
+			return nil, Unsupported{field, "names no volume that a sandbox can have"}
+		case m.SubPathExpr != "" || m.SubPath != "" && !files:
+			return nil, Unsupported{field, "a part of a volume cannot be mounted"}
+		case !path.IsAbs(m.MountPath) || len(m.MountPath) > 512 || strings.ContainsRune(m.MountPath, 0):
+			return nil, Unsupported{field, "mountPath is not an absolute path of at most 512 bytes"}
 		}
-		m.Dirs = append(m.Dirs, path.Clean(v.MountPath))
+		if !files {
+			dirs = append(dirs, path.Clean(m.MountPath))
+		}
 	}
-	return m, nil
+	return dirs, nil
 }

@@ -90,7 +90,7 @@ func (s *server) answers(ctx context.Context, method string, m *message) error {
 		return s.SetLife(ctx, m.Namespace, m.ID, m.Life)
 	case "run":
 		var err error
-		m.Process, err = s.Run(ctx, m.Namespace, m.ID, m.Main)
+		m.Process, err = s.run(ctx, m.Namespace, m.ID, m.Main)
 		return err
 	}
 	return turnstone.Errorf("test", turnstone.KindInternal, method, "is not known")
@@ -186,9 +186,14 @@ func (c caller) SetLife(ctx context.Context, namespace, id string, life time.Dur
 	return err
 }
 
-func (c caller) Run(ctx context.Context, namespace, id string, m agents.Main) (agents.Process, error) {
+func (c caller) FollowContainer(ctx context.Context, namespace, id string, m agents.Main, tell func(agents.Process)) error {
 	_, p, err := c.call(ctx, "run", message{Namespace: namespace, ID: id, Main: m})
-	return p, err
+	if err != nil {
+		return err
+	}
+	tell(p)
+	<-ctx.Done()
+	return nil
 }
 
 // The variables of an operator in a process of its own: its name, and the URL of its server.

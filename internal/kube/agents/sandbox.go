@@ -26,9 +26,10 @@ type sandboxes struct {
 	to   client.Client
 	live client.Reader // not the cache
 
-	attempts attempts
-	fleet    *fleet
-	tell     events.EventRecorder
+	attempts  attempts
+	fleet     *fleet
+	followers *followers
+	tell      events.EventRecorder
 }
 
 // serves reports whether an object is ours: it was taken, or its class says so.
@@ -50,12 +51,14 @@ func (o *Options) serves(class *string) bool {
 func (r *sandboxes) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result, error) {
 	s := &sandboxv1.Sandbox{}
 	if err := r.to.Get(ctx, q.NamespacedName, s); err != nil {
+		r.followers.end(q.NamespacedName)
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	if !r.serves(s) {
 		return ctrl.Result{}, nil
 	}
 	if !s.DeletionTimestamp.IsZero() {
+		r.followers.end(q.NamespacedName)
 		return result(r.end(ctx, s))
 	}
 	if gone, err := r.claimGone(ctx, s); err != nil || gone {
@@ -114,7 +117,7 @@ func (r *sandboxes) claimGone(ctx context.Context, s *sandboxv1.Sandbox) (bool, 
 	k := client.ObjectKey{Namespace: s.Namespace, Name: owner.Name}
 	c := &extv1.SandboxClaim{}
 	if err := r.to.Get(ctx, k, c); err == nil && c.UID == owner.UID {
-		return false, nil
+		return goesLast(c), nil
 	}
 	if err := r.live.Get(ctx, k, c); apierrors.IsNotFound(err) {
 		return true, nil
@@ -122,6 +125,11 @@ func (r *sandboxes) claimGone(ctx context.Context, s *sandboxv1.Sandbox) (bool, 
 		return false, err
 	}
 	return c.UID != owner.UID, nil
+}
+
+// goesLast reports whether a claim that is deleted waits for its Sandbox to go first.
+func goesLast(c *extv1.SandboxClaim) bool {
+	return !c.DeletionTimestamp.IsZero() && controllerutil.ContainsFinalizer(c, metav1.FinalizerDeleteDependents)
 }
 
 // end ends the sandbox of an object, and lets the object go.
@@ -234,6 +242,7 @@ func (r *sandboxes) match(ctx context.Context, s *sandboxv1.Sandbox, b *v1.Sandb
 		r.notReady(s, "the sandbox "+b.SandboxId+" is being created")
 		return creating, nil
 	case v1.SandboxState_SANDBOX_STATE_STOPPED, v1.SandboxState_SANDBOX_STATE_FAILED:
+		r.followers.end(key(s))
 		r.finished(s, true, "the sandbox "+b.SandboxId+" has ended: "+remote.ReasonText(b.Reason))
 		return r.next(left), nil
 	}
@@ -241,6 +250,7 @@ func (r *sandboxes) match(ctx context.Context, s *sandboxv1.Sandbox, b *v1.Sandb
 		return r.next(left), err
 	}
 	if s.Spec.OperatingMode == sandboxv1.SandboxOperatingModeSuspended {
+		r.followers.end(key(s))
 		if !b.Paused {
 			if err := r.o.Server.Pause(ctx, s.Namespace, b.SandboxId); err != nil {
 				return r.next(left), err
@@ -254,26 +264,7 @@ func (r *sandboxes) match(ctx context.Context, s *sandboxv1.Sandbox, b *v1.Sandb
 			return r.next(left), err
 		}
 	}
-	p := Process{}
-	if len(m.Argv) > 0 || len(m.Dirs) > 0 {
-		var err error
-		bounded, cancel := context.WithTimeout(ctx, r.o.guest())
-		p, err = r.o.Server.Run(bounded, s.Namespace, b.SandboxId, m)
-		cancel()
-		if turnstone.KindOf(err) == turnstone.KindNotFound {
-			r.finished(s, true, "the process cannot start: "+err.Error())
-			return r.next(left), nil
-		}
-		if err != nil {
-			return r.next(left), err
-		}
-	}
-	if p.Ended {
-		r.finished(s, p.Failed, "the process of the sandbox "+b.SandboxId+" has ended")
-		return r.next(left), nil
-	}
-	running(s, b)
-	return r.next(left), nil
+	return r.next(left), r.contained(ctx, s, b, m)
 }
 
 // prolong sets the sandbox's own end: at the object's, so that it ends also while nobody follows it, or
@@ -295,6 +286,7 @@ func (r *sandboxes) prolong(ctx context.Context, namespace string, b *v1.Sandbox
 
 // expire ends the sandbox of an object whose time is up.
 func (r *sandboxes) expire(ctx context.Context, s *sandboxv1.Sandbox) error {
+	r.followers.end(key(s))
 	if err := r.removeAll(ctx, s); err != nil {
 		return err
 	}

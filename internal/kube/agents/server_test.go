@@ -37,7 +37,7 @@ type server struct {
 	// fails says how a creation fails; with wait, the sandbox is there and waits for the repetition of the call, which
 	// may fail, too. nil: it does not.
 	fails func(r *v1.CreateSandboxRequest) (wait bool, err error)
-	// answer is what a sandbox answers to Run; nil: it does what is asked.
+	// answer is what a sandbox answers to FollowContainer; nil: it does what is asked.
 	answer func(ctx context.Context, b *box) error
 	// step is called before and after each effect; an error is the caller's answer.
 	step  func(what string, after bool) error
@@ -49,6 +49,8 @@ type box struct {
 	v1.Sandbox
 	request *v1.CreateSandboxRequest
 	main    []agents.Main
+	inputs  agents.Inputs
+	told    chan agents.Process // what its container tells next
 	tenant  string
 	foreign bool // another client key made it
 }
@@ -191,22 +193,70 @@ func (s *server) SetLife(_ context.Context, namespace, id string, life time.Dura
 	return s.change("life", namespace, id, func(b *box) { b.Expires = timestamppb.New(time.Now().Add(life)) })
 }
 
-func (s *server) Run(ctx context.Context, namespace, id string, m agents.Main) (agents.Process, error) {
+func (s *server) FollowContainer(ctx context.Context, namespace, id string, m agents.Main, tell func(agents.Process)) error {
+	p, err := s.run(ctx, namespace, id, m)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	b := s.boxes[id]
+	if b != nil {
+		b.told = make(chan agents.Process, 8)
+	}
+	s.mu.Unlock()
+	for b != nil {
+		tell(p)
+		select {
+		case p = <-b.told:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return nil
+}
+
+// run starts a container. A fault of the kind NotFound is one of its program.
+func (s *server) run(ctx context.Context, namespace, id string, m agents.Main) (agents.Process, error) {
 	if s.answer != nil {
 		s.mu.Lock()
 		b := s.boxes[id]
 		s.mu.Unlock()
 		if b != nil && b.tenant == namespace {
-			if err := s.answer(ctx, b); err != nil {
+			if err := s.answer(ctx, b); turnstone.KindOf(err) == turnstone.KindNotFound {
+				return agents.Process{Ended: true, Failed: true, Message: err.Error()}, nil
+			} else if err != nil {
 				return agents.Process{}, err
 			}
 		}
 	}
-	return agents.Process{}, s.change("run", namespace, id, func(b *box) {
+	in, err := agents.Inputs{}, error(nil)
+	if m.Inputs != nil {
+		in, err = m.Inputs(ctx)
+	}
+	if err != nil {
+		return agents.Process{Reason: "CreateContainerConfigError", Message: err.Error()}, nil
+	}
+	return agents.Process{Ready: true}, s.change("run", namespace, id, func(b *box) {
 		if len(b.main) == 0 {
-			b.main = append(b.main, m)
+			b.main, b.inputs = append(b.main, m), in
 		}
 	})
+}
+
+// says has the container of the only sandbox tell something.
+func (s *server) says(p agents.Process) {
+	for {
+		s.mu.Lock()
+		for _, b := range s.boxes {
+			if b.told != nil {
+				b.told <- p
+				s.mu.Unlock()
+				return
+			}
+		}
+		s.mu.Unlock()
+		time.Sleep(time.Millisecond)
+	}
 }
 
 func (s *server) SetPool(_ context.Context, namespace, name string, _ *v1.CreateSandboxRequest, replicas int32,
@@ -229,7 +279,7 @@ func (s *server) all() (list []*box) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for b := range maps.Values(s.boxes) {
-		c := &box{request: b.request, main: b.main, tenant: b.tenant}
+		c := &box{request: b.request, main: b.main, inputs: b.inputs, tenant: b.tenant}
 		proto.Merge(&c.Sandbox, &b.Sandbox)
 		list = append(list, c)
 	}

@@ -5,14 +5,17 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"mime"
 	"net/http"
 	"path"
+	"strconv"
 	"strings"
 	"time"
 
 	"turnstone.dev/turnstone"
+	"turnstone.dev/turnstone/internal/kube/container"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -24,6 +27,8 @@ const (
 	entrySize  = 512 // of an entry of a list in memory, without its name
 	usualTime  = 300 * time.Second
 	mostTime   = time.Hour
+	maxLogs    = 1 << 20 // of each of both outputs: a sandbox keeps no more
+	logsTime   = time.Minute
 	timedOut   = 124 // the status of a command whose time is up
 )
 
@@ -59,6 +64,7 @@ func runtime() http.Handler {
 	mux.HandleFunc("GET /download/{path...}", call(download))
 	mux.HandleFunc("GET /list/{path...}", call(list))
 	mux.HandleFunc("GET /exists/{path...}", call(exists))
+	mux.HandleFunc("GET /logs", call(logs))
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		refuse(w, http.StatusBadGateway, "nothing listens at the port of the sandbox")
 	})
@@ -133,6 +139,43 @@ func execute(ctx context.Context, c *wire.Client, w http.ResponseWriter, r *http
 		a["stderr"], a["exit_code"] = "Failed to execute command: "+text(err), 1
 	case err != nil:
 		return err
+	}
+	answer(w, http.StatusOK, a)
+	return nil
+}
+
+// logs answers the end of what the container has written, or, with ?previous=true, the one before it.
+func logs(ctx context.Context, c *wire.Client, w http.ResponseWriter, r *http.Request) error {
+	most := int64(maxLogs)
+	if text := r.URL.Query().Get("bytes"); text != "" {
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || n < 1 || n > maxLogs {
+			return bad(fmt.Sprintf("has bytes that are not 1 to %d", maxLogs))
+		}
+		most = n
+	}
+	limited, cancel := context.WithTimeout(ctx, logsTime)
+	defer cancel()
+	id, restarts, err := container.Last(limited, c, r.URL.Query().Get("previous") == "true")
+	if err != nil {
+		return err
+	}
+	if id == "" {
+		refuse(w, http.StatusNotFound, "the sandbox knows no such process")
+		return nil
+	}
+	has := keeps(ctx)
+	defer has.leave()
+	if !has.take(int(2 * most)) {
+		return turnstone.Errorf("router.logs", turnstone.KindExhausted, "the router", "has no room for the output now")
+	}
+	o, err := container.Tail(limited, c, id, most)
+	if err != nil {
+		return err
+	}
+	a := map[string]any{"stdout": o.Stdout, "stderr": o.Stderr, "running": o.Exit == nil, "restarts": restarts}
+	if o.Exit != nil {
+		a["exit_code"] = o.Exit.ExitCode
 	}
 	answer(w, http.StatusOK, a)
 	return nil

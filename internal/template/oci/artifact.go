@@ -195,6 +195,6 @@ func (s *session) template(ctx context.Context, img *Image, m *v1.Manifest) erro
 	for _, k := range slices.Sorted(maps.Keys(t.Env)) {
 		img.Env = append(img.Env, fmt.Sprintf("%s=%s", k, t.Env[k]))
 	}
-	img.Artifact, img.User, img.Workdir = t, t.User, t.Workdir
+	img.Artifact, img.User, img.Workdir, img.Reads = t, t.User, t.Workdir, Reads
 	return nil
 }

@@ -25,6 +25,15 @@ const (
 	freeUnpacked = 256 << 20
 )
 
+// Reads is the present value of Image.Reads. 1: Entrypoint and Cmd are read.
+const Reads = 1
+
+// Bounds of what an image starts: more than the kernel lets a program have is of no use.
+const (
+	maxArgs     = 1000
+	maxArgBytes = 64 << 10
+)
+
 // An Image is what a reference refers to on linux/amd64.
 type Image struct {
 	Reference Reference `json:"-"`
@@ -37,6 +46,11 @@ type Image struct {
 	// a name or a number, with :GROUP if the image has one
 	User    string `json:"user,omitempty"`
 	Workdir string `json:"workdir,omitempty"` // absolute and clean; empty: none
+	// what a container of the image starts
+	Entrypoint []string `json:"entrypoint,omitempty"`
+	Cmd        []string `json:"cmd,omitempty"`
+	// Reads is the version of the reader of the config: records of earlier ones lack fields.
+	Reads int `json:"reads,omitempty"`
 
 	Artifact *Artifact `json:"template,omitempty"` // of a template in a registry; nil: an image
 }
@@ -46,4 +60,10 @@ type Layer struct {
 	Digest turnstone.Digest `json:"digest"`  // of the bytes in the registry
 	DiffID turnstone.Digest `json:"diff_id"` // of the uncompressed tar stream
 	Size   int64            `json:"size"`    // of the bytes in the registry
+}
+
+// Command returns what a container of the image starts.
+func (img *Image) Command() turnstone.ImageCommand {
+	return turnstone.ImageCommand{Entrypoint: img.Entrypoint, Cmd: img.Cmd, Workdir: img.Workdir,
+		Unknown: img.Reads < Reads}
 }

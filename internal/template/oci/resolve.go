@@ -278,7 +278,8 @@ func (img *Image) config(b []byte) error {
 				i+1, d.String())
 		}
 	}
-	img.Env, img.User = cf.Config.Env, cf.Config.User
+	img.Env, img.User, img.Reads = cf.Config.Env, cf.Config.User, Reads
+	img.Entrypoint, img.Cmd = cf.Config.Entrypoint, cf.Config.Cmd
 	if dir := cf.Config.WorkingDir; dir != "" && path.Clean("/"+dir) != "/" {
 		img.Workdir = path.Clean("/" + dir)
 	}
@@ -287,8 +288,24 @@ func (img *Image) config(b []byte) error {
 		return unusable("", "its user %.80q is not a valid name", img.User)
 	case len(img.Workdir) > 1024 || strings.ContainsAny(img.Workdir, "\x00\n"):
 		return unusable("", "its working directory %.80q is not a path", img.Workdir)
+	case !startable(img.Entrypoint, img.Cmd):
+		return unusable("", "its command has more than %d arguments or %d bytes, or one with a zero byte",
+			maxArgs, maxArgBytes)
 	}
 	return nil
+}
+
+// startable reports whether a program can have these arguments.
+func startable(parts ...[]string) bool {
+	args, total := 0, 0
+	for _, part := range parts {
+		for _, a := range part {
+			if args, total = args+1, total+len(a); strings.ContainsRune(a, 0) {
+				return false
+			}
+		}
+	}
+	return args <= maxArgs && total <= maxArgBytes
 }
 
 func validDigest(d turnstone.Digest) bool {

@@ -102,6 +102,8 @@ type Config struct {
 	Env          []string
 	User         string
 	Workdir      string
+	Entrypoint   []string
+	Cmd          []string
 }
 
 // Image makes an image of layers, each a tar stream.
@@ -137,7 +139,8 @@ func ImageOf(t testing.TB, c Config, layers ...v1.Layer) v1.Image {
 	if c.Architecture != "" {
 		cf.Architecture = c.Architecture
 	}
-	cf.Config = v1.Config{Env: c.Env, User: c.User, WorkingDir: c.Workdir}
+	cf.Config = v1.Config{Env: c.Env, User: c.User, WorkingDir: c.Workdir,
+		Entrypoint: c.Entrypoint, Cmd: c.Cmd}
 	if img, err = mutate.ConfigFile(img, cf); err != nil {
 		t.Fatal(err)
 	}

@@ -344,7 +344,7 @@ export interface ProcessProcessInfo {
 export interface ProcessStartParams {
   /** A name that no process of the sandbox has; default: chosen by the agent. */
   processId?: ProcessProcessId;
-  /** Program and arguments; the program is looked up in PATH. */
+  /** Program and arguments; the program is looked up in PATH. With image: arguments, in place of the image's CMD; empty: with it. */
   argv: string[];
   /** KEY=VALUE, added to the sandbox's environment. */
   env?: string[];
@@ -366,6 +366,8 @@ export interface ProcessStartParams {
   stderrStream?: IOStreamId;
   /** Bytes of output events of each stream that may be unacknowledged (see Process.acknowledge); 0, the default: only the connection's flow control limits the sender. */
   window?: number;
+  /** Start what a container of the sandbox's image starts: its ENTRYPOINT, by default in its WORKDIR. An image without ENTRYPOINT and CMD is an error of kind invalid. */
+  image?: boolean;
   /** Do not attach. */
   detach?: boolean;
   /** Kill the process tree when this connection ends. */

@@ -245,6 +245,7 @@ class ProcessStartParams(_ProcessStartParams, total=False):
     stdoutStream: IOStreamId
     stderrStream: IOStreamId
     window: int
+    image: bool
     detach: bool
     killOnDisconnect: bool
     linger: int
