@@ -120,7 +120,13 @@ func TestNodes(t *testing.T) {
 	}
 
 	second := w.boxOf(s).SandboxId
+	w.server.foreign(second, true) // the node removes nothing
 	w.server.set(0, one, agents.Node{Name: "n2", Untrusted: "its key is unknown"})
+	w.until("it is on another node", func() bool {
+		return w.condition(s, "Ready").Reason == sandboxv1.SandboxReasonDependenciesReady && s.Status.NodeName == "n1"
+	})
+	w.server.foreign(second, false)
+	w.until("the first one is removed", func() bool { return !w.server.has(second) })
 	w.moved(s, second, "n1")
 
 	third := w.boxOf(s).SandboxId
@@ -144,6 +150,19 @@ func TestNodes(t *testing.T) {
 	if b := w.boxOf(s); b.SandboxId != fifth {
 		t.Errorf("it is replaced by %v", b)
 	}
+}
+
+// foreign says whether a sandbox obeys another client key alone.
+func (s *server) foreign(id string, is bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.boxes[id].foreign = is
+}
+
+func (s *server) has(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.boxes[id] != nil
 }
 
 // ends ends a sandbox.

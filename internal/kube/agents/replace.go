@@ -38,6 +38,7 @@ type loss struct {
 	reason, why string
 	from        time.Time // when another one is made; zero: at once
 	never       bool      // it is waited for
+	untrusted   bool      // perhaps its node obeys nobody
 }
 
 // lossOf returns why an object's sandbox is not used, or nil. A sandbox that is being created is asked for
@@ -55,7 +56,7 @@ func (r *sandboxes) lossOf(ctx context.Context, s *sandboxv1.Sandbox, b *v1.Sand
 	}
 	n := r.fleet.node(ctx, b.Node)
 	if n.Untrusted != "" {
-		return &loss{reason: ReasonSandboxLost,
+		return &loss{reason: ReasonSandboxLost, untrusted: true,
 			why: "the sandbox " + b.SandboxId + " is on node " + b.Node + ", which is not trusted: " + n.Untrusted}
 	}
 	if !b.NodeLost.IsValid() || b.State == v1.SandboxState_SANDBOX_STATE_CREATING {
@@ -109,8 +110,11 @@ func (r *sandboxes) replace(ctx context.Context, s *sandboxv1.Sandbox, all []*v1
 	}
 	r.lost(s, l.reason, l.why)
 	for _, one := range append(others(all, b), b) {
-		if err := r.o.Server.Delete(ctx, s.Namespace, one.SandboxId); err != nil {
+		err := r.o.Server.Delete(ctx, s.Namespace, one.SandboxId)
+		if err != nil && !l.untrusted {
 			return 0, false, err
+		} else if err != nil { // each later look tries it again
+			r.o.Log.Warn("a sandbox on a node that is not trusted was not removed", "sandbox", one.SandboxId, "error", err)
 		}
 	}
 	r.attempts.set(s.UID, max(r.attempts.failed(s.UID), attemptOf(b)+1))
