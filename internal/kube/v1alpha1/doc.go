@@ -1,6 +1,7 @@
 // Package v1alpha1 has the project's own objects of Kubernetes: Turn, Session and TurnTemplate. They
-// refer to content by names and digests: no object has a document, a receipt or a secret. The
-// definitions in packaging/helm/turnstone/crds are generated from these types by scripts/crds.
+// refer to content by names and digests: no object has a receipt or a secret, and a Turn has a document
+// only if its writer puts it there. The definitions in packaging/helm/turnstone/crds are generated from
+// these types by scripts/crds.
 //
 // +kubebuilder:object:generate=true
 // +groupName=turnstone.dev
