@@ -111,7 +111,7 @@ func (r *sandboxes) contained(ctx context.Context, s *sandboxv1.Sandbox, b *v1.S
 	}
 	if m.idle() { // it is ready without an answer of the sandbox
 		r.followers.watch(s, b.SandboxId, m)
-		running(s, b)
+		running(s, b, "", "")
 		return nil
 	}
 	p, err := r.followers.state(ctx, s, b.SandboxId, m)
@@ -122,10 +122,10 @@ func (r *sandboxes) contained(ctx context.Context, s *sandboxv1.Sandbox, b *v1.S
 		r.finished(s, p.Failed, p.Message)
 		return nil
 	}
-	running(s, b)
+	why := ""
 	if !p.Ready {
-		set(&s.Status.Conditions, s.Generation, sandboxv1.SandboxConditionReady, false,
-			cmp.Or(p.Reason, sandboxv1.SandboxReasonDependenciesNotReady), p.Message)
+		why = cmp.Or(p.Message, "its container is not ready")
 	}
+	running(s, b, cmp.Or(p.Reason, sandboxv1.SandboxReasonDependenciesNotReady), why)
 	return nil
 }

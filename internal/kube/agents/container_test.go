@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -64,6 +65,36 @@ func TestContainer(t *testing.T) {
 	w.becomes(two, sandboxv1.SandboxReasonPodFailed)
 	w.must(w.admin.Delete(t.Context(), two))
 	w.becomes(two, "gone")
+}
+
+// TestUnchanged: looks at a container that stays as it is cost no write.
+func TestUnchanged(t *testing.T) {
+	w := newWorld(t)
+	w.again = 20 * time.Millisecond
+	var looks atomic.Int64
+	w.server.step = func(what string, after bool) error {
+		if what == "list" && !after {
+			looks.Add(1)
+		}
+		return nil
+	}
+	w.operator(w.server, nil)
+	s := sandbox("unchanged")
+	w.must(w.admin.Create(t.Context(), s))
+	for _, p := range []agents.Process{{Reason: "CrashLoopBackOff", Message: "it starts again later"}, {Message: "a probe fails"},
+		{Ended: true, Failed: true, Message: "it has ended"}} {
+		w.becomes(s, sandboxv1.SandboxReasonDependenciesReady)
+		w.server.says(p)
+		w.until("it is not ready", func() bool { return w.condition(s, "Ready").Status == metav1.ConditionFalse })
+		w.must(w.admin.Get(t.Context(), client.ObjectKeyFromObject(s), s))
+		was, before := s.ResourceVersion, looks.Load()
+		w.until("it was looked at", func() bool { return looks.Load() > before+100 }) // for more than a second
+		w.must(w.admin.Get(t.Context(), client.ObjectKeyFromObject(s), s))
+		if s.ResourceVersion != was {
+			t.Errorf("%+v was written again", p)
+		}
+		w.server.says(agents.Process{Ready: true})
+	}
 }
 
 // TestCommand: command and args are those of a pod, with the image's own.

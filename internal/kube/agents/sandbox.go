@@ -300,13 +300,17 @@ func (r *sandboxes) expire(ctx context.Context, s *sandboxv1.Sandbox) error {
 	return nil
 }
 
-// running says that the sandbox is there.
-func running(s *sandboxv1.Sandbox, b *v1.Sandbox) {
+// running says that the sandbox is there, and whether its container is ready; why is empty if it is.
+func running(s *sandboxv1.Sandbox, b *v1.Sandbox, reason, why string) {
 	c, g := &s.Status.Conditions, s.Generation
 	s.Status.NodeName = b.Node
 	remove(c, sandboxv1.SandboxConditionFinished)
 	set(c, g, sandboxv1.SandboxConditionSuspended, false, sandboxv1.SandboxReasonNotSuspended, "it runs")
 	set(c, g, sandboxv1.SandboxConditionPodScheduled, true, sandboxv1.SandboxReasonPodScheduled, "")
+	if why != "" {
+		set(c, g, sandboxv1.SandboxConditionReady, false, reason, why)
+		return
+	}
 	set(c, g, sandboxv1.SandboxConditionReady, true, sandboxv1.SandboxReasonDependenciesReady,
 		"the sandbox "+b.SandboxId+" is ready")
 }
