@@ -114,6 +114,10 @@ shim-client: setup-tests shim ## run containerd's own tests of a runtime by its 
 critest: setup-tests shim ## run the conformance tests of the CRI against the shim, as root
 	cd shim && CGO_ENABLED=0 TURN_TEST_CRITEST=1 $(GO) test -trimpath -v -timeout $(TIMEOUT) -count 1 -run '^TestCritest$$' ./testbed
 
+.PHONY: kube-e2e
+kube-e2e: setup-tests shim ## run pods under a kubelet, whose processes are killed, as root
+	cd internal/kube/e2e && CGO_ENABLED=0 $(GO) test -trimpath $(TAGS) -v -timeout $(TIMEOUT) -count 1 $(if $(ONLY),-run '$(ONLY)') .
+
 .PHONY: run
 run: setup build ## set up, build, and run examples/weather.md
 	bin/turn run examples/weather.md

@@ -38,6 +38,8 @@ type Options struct {
 	Home    string // the shim's state directory
 	// Kernel is the kernel that microVMs boot; empty: Debian's.
 	Kernel string
+	// Mirrors are registries whose images the bed's own registry has.
+	Mirrors []string
 }
 
 // New starts a Bed. Close it.
@@ -64,6 +66,12 @@ func New(o Options) (*Bed, error) {
 			b.Endpoint()),
 		"images.yaml": fmt.Sprintf("defaultTestContainerImage: %s/busybox:latest\n"+
 			"webServerTestImage: %[1]s/web:latest\n", b.Registry.Host)}
+	for _, host := range o.Mirrors {
+		if err := os.MkdirAll(b.path("certs.d/"+host), 0o755); err != nil {
+			return nil, err
+		}
+		files["certs.d/"+host+"/hosts.toml"] = fmt.Sprintf("server = %q\n", "http://"+b.Registry.Host)
+	}
 	for name, text := range files {
 		if err := os.WriteFile(b.path(name), []byte(text), 0o644); err != nil {
 			return nil, err
@@ -120,8 +128,11 @@ state = "DIR/state"
   snapshotter = "overlayfs"
 [plugins."io.containerd.cri.v1.runtime".containerd]
   default_runtime_name = "turnstone"
+[plugins."io.containerd.cri.v1.images".registry]
+  config_path = "DIR/certs.d"
 [plugins."io.containerd.cri.v1.runtime"]
   netns_mounts_under_state_dir = true
+  restrict_oom_score_adj = true
 [plugins."io.containerd.cri.v1.runtime".cni]
   BINARIES
   conf_dir = "DIR/cni"

@@ -56,6 +56,33 @@ func Build(ctx context.Context, dir, module string) (Programs, error) {
 	return p, nil
 }
 
+// BuildNode returns the folder of kube-controller-manager, kube-scheduler and kubelet, which are built as Build does it.
+func BuildNode(ctx context.Context, dir, module string) (folder string, err error) {
+	mod, err := os.ReadFile(filepath.Join(module, "go.mod"))
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(mod)
+	folder = filepath.Join(dir, "kubelet-"+hex.EncodeToString(sum[:6]))
+	if _, err := exec.LookPath("go"); err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return "", err
+	}
+	locked, err := lock(folder + ".lock")
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = locked.Close() }()
+	for _, name := range []string{"kube-controller-manager", "kube-scheduler", "kubelet"} {
+		if err := build(ctx, locked, module, "k8s.io/kubernetes/cmd/"+name, filepath.Join(folder, name)); err != nil {
+			return "", err
+		}
+	}
+	return folder, nil
+}
+
 func built(program string) bool { _, err := os.Stat(program); return err == nil }
 
 // sharedTags are those of the project's own build, so that what both consist of is compiled once.

@@ -34,6 +34,7 @@ type Cluster struct {
 
 	apiArgs []string
 	path    string // of the kube-apiserver
+	nodes   bool
 }
 
 // Admin is a user who may do everything.
@@ -48,7 +49,16 @@ const (
 
 // Start starts a cluster whose files are in dir, which is empty and this user's alone.
 func Start(ctx context.Context, p Programs, dir string) (*Cluster, error) {
-	c := &Cluster{dir: dir, path: p.APIServer}
+	return start(ctx, &Cluster{dir: dir, path: p.APIServer}, p)
+}
+
+// StartForNodes is Start for a cluster that gets controllers and kubelets: pods have service accounts, and what the API
+// server asks of a kubelet it asks as Admin.
+func StartForNodes(ctx context.Context, p Programs, dir string) (*Cluster, error) {
+	return start(ctx, &Cluster{dir: dir, path: p.APIServer, nodes: true}, p)
+}
+
+func start(ctx context.Context, c *Cluster, p Programs) (*Cluster, error) {
 	if err := c.files(); err != nil {
 		return nil, err
 	}
@@ -99,10 +109,16 @@ func (c *Cluster) start(ctx context.Context, p Programs) error {
 		"--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file=" + f("accounts.crt"),
 		"--service-account-signing-key-file=" + f("accounts.key"),
-		"--service-cluster-ip-range=10.0.0.0/24", "--disable-admission-plugins=ServiceAccount",
+		"--service-cluster-ip-range=10.0.0.0/24",
 		"--cert-dir=" + c.dir, "--audit-policy-file=" + f("audit.yaml"),
 		"--audit-log-path=" + f("audit.log"), "--endpoint-reconciler-type=none",
 		"--profiling=false"}
+	if c.nodes {
+		c.apiArgs = append(c.apiArgs, "--kubelet-client-certificate="+f(Admin+".crt"), "--kubelet-client-key="+f(Admin+".key"),
+			"--allow-privileged", "--kubelet-preferred-address-types=InternalIP")
+	} else {
+		c.apiArgs = append(c.apiArgs, "--disable-admission-plugins=ServiceAccount")
+	}
 	return c.StartAPIServer(ctx)
 }
 
@@ -164,6 +180,9 @@ func (c *Cluster) Config(user string, groups ...string) (*rest.Config, error) {
 		CAFile: c.auth.path("ca.crt"), CertFile: c.auth.path(user + ".crt"),
 		KeyFile: c.auth.path(user + ".key")}}, nil
 }
+
+// File returns the path of a file of the cluster: ca.crt, or accounts.key, which signs the tokens of service accounts.
+func (c *Cluster) File(name string) string { return c.auth.path(name) }
 
 // URL returns the address of the API server.
 func (c *Cluster) URL() string { return fmt.Sprintf("https://127.0.0.1:%d", c.port) }

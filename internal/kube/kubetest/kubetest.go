@@ -16,8 +16,18 @@ import (
 // ends. root is the path of the checkout.
 func Run(t testing.TB, root string) *Cluster {
 	t.Helper()
-	p := programs(t, root)
-	c, err := Start(t.Context(), p, t.TempDir())
+	return run(t, root, Start)
+}
+
+// RunForNodes is Run of StartForNodes.
+func RunForNodes(t testing.TB, root string) *Cluster {
+	t.Helper()
+	return run(t, root, StartForNodes)
+}
+
+func run(t testing.TB, root string, start func(ctx context.Context, p Programs, dir string) (*Cluster, error)) *Cluster {
+	t.Helper()
+	c, err := start(t.Context(), programs(t, root), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,3 @@
+// Package e2e has tests with a whole cluster on this machine: etcd, kube-apiserver, kube-controller-manager,
+// kube-scheduler and a kubelet, with a containerd that runs every pod by the shim. `make kube-e2e` runs them, as root.
+package e2e

@@ -1,0 +1,94 @@
+package e2e
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"turnstone.dev/turnstone/internal/kube/kubetest"
+)
+
+// without are tests of agent-sandbox's suite that this cluster cannot run, and why.
+var without = map[string]string{
+	"TestChromeSandboxDensity":                   "its image is in no registry here",
+	"TestRunChromeSandbox":                       "its image is in no registry here",
+	"TestPythonSandboxDensity":                   "its image is in no registry here",
+	"TestRunSandboxdSandbox":                     "its image is in no registry here",
+	"TestRunPythonRuntimeSandbox":                "its image is in no registry here",
+	"TestRunPythonRuntimeSandboxClaim":           "its image is in no registry here",
+	"TestRunPythonRuntimeSandboxWarmpool":        "its image is in no registry here",
+	"TestSandboxVolumeClaimTemplates":            "no class of storage makes volumes here",
+	"TestCreateSandboxClaimVolumeClaimTemplates": "no class of storage makes volumes here",
+}
+
+// TestAgentSandbox runs agent-sandbox's own controller, unchanged, and its own end-to-end tests: every pod of them runs
+// by the shim.
+func TestAgentSandbox(t *testing.T) {
+	n := newNode(t)
+	module, err := kubetest.AgentSandbox(t.Context())
+	n.must(err)
+	n.build(module, "agent-sandbox-controller", "build", "./cmd/agent-sandbox-controller")
+	n.start("agent-sandbox-controller", "--kubeconfig="+n.kubeconfig("agent-sandbox"), "--leader-elect=false", "--extensions",
+		"--metrics-bind-address=0", "--health-probe-bind-address=0")
+	for _, pkg := range []string{"./test/e2e", "./test/e2e/extensions"} {
+		name := filepath.Base(pkg) + ".test"
+		n.build(module, name, "test", "-c", pkg)
+		t.Run(filepath.Base(pkg), func(t *testing.T) { n.suite(t, filepath.Join(n.tools, name)) })
+	}
+}
+
+// build builds a program of a module beside the kubelet, once.
+func (n *node) build(module, name string, args ...string) {
+	n.Helper()
+	if _, err := os.Stat(filepath.Join(n.tools, name)); err == nil {
+		return
+	}
+	args = slices.Insert(args, 1, "-o", filepath.Join(n.tools, name), "-trimpath", "-tags=netgo,osusergo", "-ldflags=-s -w")
+	cmd := exec.CommandContext(n.Context(), "go", args...)
+	cmd.Dir, cmd.Env = module, append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=readonly -buildvcs=false")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		n.Fatalf("building %s: %v\n%s", name, err, out)
+	}
+}
+
+var verdict = regexp.MustCompile(`(?m)^--- (PASS|FAIL|SKIP): (\S+)`)
+
+// suite runs each test of a program, and reports each that fails.
+func (n *node) suite(t *testing.T, program string) {
+	dir := t.TempDir()
+	run := func(args ...string) string {
+		var out bytes.Buffer
+		cmd := exec.CommandContext(t.Context(), program, args...)
+		cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &out, &out
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+n.kubeconfig(kubetest.Admin), "ARTIFACTS="+dir,
+			"SANDBOX_RUNTIME_CLASS=turnstone")
+		_ = cmd.Run() // its verdicts are read
+		return out.String()
+	}
+	for name := range strings.FieldsSeq(run("-test.list=^Test")) {
+		if !strings.HasPrefix(name, "Test") {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			if why, has := without[name]; has {
+				t.Skip(why)
+			}
+			out := run("-test.v", "-test.timeout=10m", "-test.run=^"+name+"$")
+			for _, v := range verdict.FindAllStringSubmatch(out, -1) {
+				switch {
+				case v[2] != name:
+				case v[1] == "PASS":
+					return
+				case v[1] == "SKIP":
+					t.Skip(out)
+				}
+			}
+			t.Error(out)
+		})
+	}
+}
