@@ -204,7 +204,7 @@ func (s *server) Resume(context.Context, string, string) error { return errUnuse
 // SetLife implements agents.Server.
 func (s *server) SetLife(context.Context, string, string, time.Duration) error { return errUnused }
 
-// Run implements agents.Server.
-func (s *server) Run(context.Context, string, string, agents.Main) (agents.Process, error) {
-	return agents.Process{}, errUnused
+// FollowContainer implements agents.Server.
+func (s *server) FollowContainer(context.Context, string, string, agents.Main, func(agents.Process)) error {
+	return errUnused
 }

@@ -32,7 +32,7 @@ func TestAgentSandbox(t *testing.T) {
 	n := newNode(t)
 	module, err := kubetest.AgentSandbox(t.Context())
 	n.must(err)
-	n.build(module, "agent-sandbox-controller", "build", "./cmd/agent-sandbox-controller")
+	n.build(".", "agent-sandbox-controller", "build", "sigs.k8s.io/agent-sandbox/cmd/agent-sandbox-controller")
 	n.start("agent-sandbox-controller", "--kubeconfig="+n.kubeconfig("agent-sandbox"), "--leader-elect=false", "--extensions",
 		"--metrics-bind-address=0", "--health-probe-bind-address=0")
 	for _, pkg := range []string{"./test/e2e", "./test/e2e/extensions"} {

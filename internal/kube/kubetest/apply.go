@@ -25,7 +25,11 @@ import (
 func AgentSandbox(ctx context.Context) (string, error) {
 	cmd := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/agent-sandbox")
 	out, err := cmd.Output()
-	return strings.TrimSpace(string(out)), err
+	dir := strings.TrimSpace(string(out))
+	if err == nil && dir == "" {
+		err = errors.New("the module sigs.k8s.io/agent-sandbox is not there: go mod download")
+	}
+	return dir, err
 }
 
 // OwnCRDs is the folder with the definitions of the project's own objects, in the checkout.
