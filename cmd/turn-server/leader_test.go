@@ -87,7 +87,7 @@ func (x *rivals) serves(p *process, secret string) {
 			return fmt.Sprint("it does not lead: ", code, " ", text)
 		}
 		code, text := call(x.t, http.DefaultClient, x.url, secret, "ServerService/ListNodes", "{}")
-		if code != http.StatusOK || !strings.Contains(text, `"n1"`) {
+		if code != http.StatusOK || !strings.Contains(answering(text), `"n1"`) {
 			return fmt.Sprint("by the gateway: ", code, " ", text)
 		}
 		return ""
@@ -178,7 +178,7 @@ func (x *rivals) away(secret string) {
 	check(t, x.database.Start())
 	waitFor(t, func() string {
 		code, text := call(t, http.DefaultClient, x.url, secret, "ServerService/ListNodes", "{}")
-		if code == http.StatusOK && strings.Contains(text, `"n1"`) {
+		if code == http.StatusOK && strings.Contains(answering(text), `"n1"`) {
 			return ""
 		}
 		return text

@@ -307,7 +307,7 @@ func (s *servers) ready(ca string) {
 	waitFor(s.t, func() string {
 		status, got := call(s.t, h, "https://"+s.gatewayAddress, secret, "ServerService/ListNodes",
 			"{}")
-		if status == http.StatusOK && strings.Contains(got, `"n1"`) {
+		if status == http.StatusOK && strings.Contains(answering(got), `"n1"`) {
 			return ""
 		}
 		return got

@@ -72,12 +72,18 @@ func (g *group) await(names ...string) {
 		code, text := call(g.t, http.DefaultClient, g.url, g.secret, "ServerService/ListNodes", "{}")
 		for name := range g.nodes {
 			if wanted := strings.Contains(strings.Join(names, " "), name); code != http.StatusOK ||
-				strings.Contains(text, `"`+name+`"`) != wanted {
+				strings.Contains(answering(text), `"`+name+`"`) != wanted {
 				return fmt.Sprint(code, " ", text)
 			}
 		}
 		return ""
 	})
+}
+
+// answering is the part of an answer to ListNodes about the nodes that are there.
+func answering(text string) string {
+	up, _, _ := strings.Cut(text, `"lost":`)
+	return up
 }
 
 var printed = regexp.MustCompile(`key=(SHA256:[A-Za-z0-9+/]{43})`)
