@@ -109,6 +109,7 @@ func (r *sandboxes) replace(ctx context.Context, s *sandboxv1.Sandbox, all []*v1
 		return wait, false, nil
 	}
 	r.lost(s, l.reason, l.why)
+	r.followers.end(key(s))
 	for _, one := range append(others(all, b), b) {
 		err := r.o.Server.Delete(ctx, s.Namespace, one.SandboxId)
 		if err != nil && !l.untrusted {
