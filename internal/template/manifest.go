@@ -146,8 +146,7 @@ func putOver(t, base *turnstone.Template, l turnstone.TemplateLayer) {
 	maps.Copy(env, t.Env)
 	t.Env = env
 	t.Workdir, t.User = cmp.Or(t.Workdir, base.Workdir), cmp.Or(t.User, base.User)
-	t.Command = t.Command.Or(base.Command)
-	t.Machine = t.Machine.Over(base.Machine)
+	t.Command, t.Machine = t.Command.Or(base.Command), t.Machine.Over(base.Machine)
 	for _, v := range []struct {
 		to   *map[string]string
 		from map[string]string

@@ -191,8 +191,7 @@ func (s *Store) pull(ctx context.Context, ref oci.Reference, age time.Duration,
 	}
 	if err := s.keepImage(ref, img); err != nil {
 		return nil, turnstone.NewError("template.pull", turnstone.KindUnavailable,
-			"image "+ref.String(),
-			err).WithHint("make sure that " + s.dir + " can be written")
+			"image "+ref.String(), err).WithHint("make sure that " + s.dir + " can be written")
 	}
 	return s.imageSpec(ref, img)
 }

@@ -64,7 +64,7 @@ type ending struct {
 	failed bool
 }
 
-// clock is the time of tests.
+// A clock has the times of restarts.
 type clock struct {
 	first, longest, reset time.Duration
 }

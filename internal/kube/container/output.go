@@ -44,7 +44,6 @@ type Output struct {
 	Process        string
 	Stdout, Stderr string
 	Exit           *wire.ProcessExit // nil: it runs
-	Restarts       int
 }
 
 // Last returns the name of the process of a sandbox that its object asked for last, or the one before; empty
