@@ -10,6 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"turnstone.dev/turnstone/internal/kube/kubetest"
 )
 
@@ -33,6 +37,7 @@ func TestAgentSandbox(t *testing.T) {
 	module, err := kubetest.AgentSandbox(t.Context())
 	n.must(err)
 	n.build(".", "agent-sandbox-controller", "build", "sigs.k8s.io/agent-sandbox/cmd/agent-sandbox-controller")
+	n.installed()
 	n.start("agent-sandbox-controller", "--kubeconfig="+n.kubeconfig("agent-sandbox"), "--leader-elect=false", "--extensions",
 		"--metrics-bind-address=0", "--health-probe-bind-address=0")
 	for _, pkg := range []string{"./test/e2e", "./test/e2e/extensions"} {
@@ -40,6 +45,23 @@ func TestAgentSandbox(t *testing.T) {
 		n.build(module, name, "test", "-c", pkg)
 		t.Run(filepath.Base(pkg), func(t *testing.T) { n.suite(t, filepath.Join(n.tools, name)) })
 	}
+}
+
+// installed makes what the tests take for an installation: the controller runs beside the cluster, so its Deployment has
+// no pods.
+func (n *node) installed() {
+	n.Helper()
+	const system, name = "agent-sandbox-system", "agent-sandbox-controller"
+	_, err := n.admin.CoreV1().Namespaces().Create(n.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: system}},
+		metav1.CreateOptions{})
+	n.must(err)
+	none, labels := int32(0), map[string]string{"app": name}
+	d := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: system}, Spec: appsv1.DeploymentSpec{
+		Replicas: &none, Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: corev1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: labels},
+			Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: name, Image: "pause"}}}}}}
+	_, err = n.admin.AppsV1().Deployments(system).Create(n.Context(), d, metav1.CreateOptions{})
+	n.must(err)
 }
 
 // build builds a program of a module beside the kubelet, once.
