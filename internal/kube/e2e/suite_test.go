@@ -17,17 +17,26 @@ import (
 	"turnstone.dev/turnstone/internal/kube/kubetest"
 )
 
+const (
+	noImage   = "its image is in no registry here"
+	noVolumes = "no class of storage makes volumes here"
+	noRollout = "it changes the arguments of the controller's Deployment, which has no pods here"
+)
+
 // without are tests of agent-sandbox's suite that this cluster cannot run, and why.
 var without = map[string]string{
-	"TestChromeSandboxDensity":                   "its image is in no registry here",
-	"TestRunChromeSandbox":                       "its image is in no registry here",
-	"TestPythonSandboxDensity":                   "its image is in no registry here",
-	"TestRunSandboxdSandbox":                     "its image is in no registry here",
-	"TestRunPythonRuntimeSandbox":                "its image is in no registry here",
-	"TestRunPythonRuntimeSandboxClaim":           "its image is in no registry here",
-	"TestRunPythonRuntimeSandboxWarmpool":        "its image is in no registry here",
-	"TestSandboxVolumeClaimTemplates":            "no class of storage makes volumes here",
-	"TestCreateSandboxClaimVolumeClaimTemplates": "no class of storage makes volumes here",
+	"TestChromeSandboxDensity":                          noImage,
+	"TestRunChromeSandbox":                              noImage,
+	"TestPythonSandboxDensity":                          noImage,
+	"TestRunSandboxdSandbox":                            noImage,
+	"TestRunPythonRuntimeSandbox":                       noImage,
+	"TestRunPythonRuntimeSandboxClaim":                  noImage,
+	"TestRunPythonRuntimeSandboxWarmpool":               noImage,
+	"TestSandboxVolumeClaimTemplates":                   noVolumes,
+	"TestCreateSandboxClaimVolumeClaimTemplates":        noVolumes,
+	"TestParallelSandboxes":                             noRollout,
+	"TestParallelSandboxClaimsWithSufficientWarmPool":   noRollout,
+	"TestParallelSandboxClaimsWithInsufficientWarmPool": noRollout,
 }
 
 // TestAgentSandbox runs agent-sandbox's own controller, unchanged, and its own end-to-end tests: every pod of them runs
