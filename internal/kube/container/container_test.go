@@ -42,9 +42,7 @@ type world struct {
 	mu     sync.Mutex
 	told   []agents.Process
 	opened int
-	open   []*wire.Client // by the test itself
 	last   io.Closer
-	stop   func() error
 }
 
 func newWorld(t *testing.T) *world {
