@@ -2,6 +2,7 @@ package agents
 
 import (
 	"context"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -40,7 +41,7 @@ type fleet struct {
 	to     client.Client
 	tell   events.EventRecorder
 	events chan event.GenericEvent
-	log    interface{ Warn(string, ...any) }
+	log    *slog.Logger
 
 	looks sync.Mutex // held by one look at a time
 	mu    sync.Mutex
