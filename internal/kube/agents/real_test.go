@@ -20,6 +20,7 @@ import (
 
 	"turnstone.dev/turnstone/internal/kube/agents"
 	"turnstone.dev/turnstone/internal/kube/control"
+	"turnstone.dev/turnstone/internal/kube/kubetest"
 	"turnstone.dev/turnstone/internal/kube/router"
 	"turnstone.dev/turnstone/internal/template/oci/ocitest"
 	"turnstone.dev/turnstone/wire"
@@ -30,28 +31,7 @@ const inside = "TURN_TEST_KUBE_AGENTS"
 
 // TestMachineContainers runs TestInside with a server of its own, whose sandboxes are real.
 func TestMachineContainers(t *testing.T) {
-	if os.Getenv(inside) != "" {
-		t.Skip("that is TestInside")
-	}
-	if testing.Short() {
-		t.Skip("it runs sandboxes: make test does")
-	}
-	for _, name := range []string{"turn", "turn-server", "runsc"} {
-		if _, err := os.Stat("../../../bin/" + name); err != nil {
-			t.Skip("make build has not built bin/" + name)
-		}
-	}
-	settings := filepath.Join(t.TempDir(), "server.toml")
-	if err := os.WriteFile(settings, []byte("[limits]\nrate = 1000\nburst = 1000\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), "../../../scripts/test-server", "--settings", settings,
-		os.Args[0], "-test.run=^TestInside$", "-test.v", "-test.timeout=25m")
-	cmd.Env = append(os.Environ(), inside+"=1")
-	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: TestInside") {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	kubetest.Inside(t, "../../..", inside, "[limits]\nrate = 1000\nburst = 1000\n")
 }
 
 // entry is the ENTRYPOINT of the test's image, which has no program but bash.

@@ -18,30 +18,8 @@ const inside = "TURN_TEST_KUBE_TURNS"
 
 // TestMachineTurns runs this test again with a server of its own, whose sandboxes are real.
 func TestMachineTurns(t *testing.T) {
-	if os.Getenv(inside) != "" {
-		t.Skip("that is TestInside")
-	}
-	if testing.Short() {
-		t.Skip("it runs sandboxes: make test does")
-	}
-	for _, name := range []string{"turn", "turn-server", "runsc"} {
-		if _, err := os.Stat("../../../bin/" + name); err != nil {
-			t.Skip("make build has not built bin/" + name)
-		}
-	}
-	settings := filepath.Join(t.TempDir(), "server.toml")
-	if err := os.WriteFile(settings, []byte("[limits]\nrate = 1000\nburst = 1000\n[telemetry]\nlisten = \"127.0.0.1:0\"\n"+
-		"[[pools]]\ntenant = \"default\"\ntemplate = \"base\"\nmemory = \"256MiB\"\nmin = 1\nmax = 1\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), "../../../scripts/test-server", "--settings", settings,
-		os.Args[0], "-test.run=^TestInside$", "-test.v", "-test.timeout=25m")
-	cmd.Env = append(os.Environ(), inside+"=1")
-	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "--- PASS: TestInside") {
-		t.Fatalf("%v\n%s", err, out)
-	}
-	t.Logf("%s", out)
+	kubetest.Inside(t, "../../..", inside, "[limits]\nrate = 1000\nburst = 1000\n[telemetry]\nlisten = \"127.0.0.1:0\"\n"+
+		"[[pools]]\ntenant = \"default\"\ntemplate = \"base\"\nmemory = \"256MiB\"\nmin = 1\nmax = 1\n")
 }
 
 // turn runs the program turn as a client of the server.
