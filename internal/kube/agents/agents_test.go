@@ -54,10 +54,11 @@ type world struct {
 	admin   client.Client
 	before  int // writes of earlier tests of the cluster
 	server  *server
-	follow  *agents.Follow // nil: nothing is reported
-	again   time.Duration  // between two looks; 0: one second
-	wait    time.Duration  // bounds each wait; 0: patience
-	guest   time.Duration  // for a sandbox's answer; 0: the default
+	follow  *agents.Follow      // nil: nothing is reported
+	again   time.Duration       // between two looks; 0: one second
+	wait    time.Duration       // bounds each wait; 0: patience
+	guest   time.Duration       // for a sandbox's answer; 0: the default
+	reads   func(client.Object) // is called with what an operator with write has read, and may change it
 
 	readable map[string]bool // namespaces in which the operator reads ConfigMaps and Secrets
 }
@@ -134,7 +135,17 @@ func (w *world) operator(s agents.Server, write func(o client.Object) error, cla
 			if err != nil || write == nil {
 				return c, err
 			}
-			return interceptor.NewClient(c, faulty(write)), nil
+			f := faulty(write)
+			if w.reads != nil {
+				f.Get = func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
+					err := c.Get(ctx, key, o, opts...)
+					if err == nil {
+						w.reads(o)
+					}
+					return err
+				}
+			}
+			return interceptor.NewClient(c, f), nil
 		}})
 	w.must(err)
 	w.must(agents.Add(m, &agents.Options{Server: s, Cluster: "test", Default: true, Classes: classes, Follow: w.follow, Log: slog.New(slog.DiscardHandler),

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	sandboxv1 "sigs.k8s.io/agent-sandbox/api/v1beta1"
@@ -65,6 +66,44 @@ func TestContainer(t *testing.T) {
 	w.becomes(two, sandboxv1.SandboxReasonPodFailed)
 	w.must(w.admin.Delete(t.Context(), two))
 	w.becomes(two, "gone")
+}
+
+// TestToldAtOnce: of a container that says two things at once the last one is in the status, although the cache shows
+// the object once more as it was before the first was written.
+func TestToldAtOnce(t *testing.T) {
+	w := newWorld(t)
+	w.again = time.Hour
+	const first = "its probe has not answered"
+	var read, shown atomic.Pointer[sandboxv1.Sandbox]
+	var written atomic.Bool
+	w.reads = func(o client.Object) {
+		s, ok := o.(*sandboxv1.Sandbox)
+		if !ok {
+			return
+		}
+		if old := shown.Swap(nil); old != nil {
+			old.DeepCopyInto(s)
+		}
+		read.Store(s.DeepCopy())
+	}
+	w.operator(w.server, func(o client.Object) error {
+		s, ok := o.(*sandboxv1.Sandbox)
+		if !ok || s.ResourceVersion == read.Load().ResourceVersion { // it comes
+			return nil
+		}
+		if c := meta.FindStatusCondition(s.Status.Conditions, "Ready"); c != nil && c.Message == first {
+			shown.Store(read.Load())
+			written.Store(true)
+			w.server.says(agents.Process{Ready: true})
+		}
+		return nil
+	})
+	s := sandbox("told")
+	w.must(w.admin.Create(t.Context(), s))
+	w.becomes(s, sandboxv1.SandboxReasonDependenciesReady)
+	w.server.says(agents.Process{Message: first})
+	w.until("the first is written", written.Load)
+	w.becomes(s, sandboxv1.SandboxReasonDependenciesReady)
 }
 
 // TestUnchanged: looks at a container that stays as it is cost no write.
@@ -156,7 +195,7 @@ func TestProbesOfObjects(t *testing.T) {
 	}
 	w.must(w.admin.Delete(t.Context(), s))
 	for name, p := range map[string]corev1.ProbeHandler{
-		"grpc":    {GRPC: &corev1.GRPCAction{Port: 1}},
+		"grpc":    {GRPC: &corev1.GRPCAction{Port: 70000}},
 		"host":    {HTTPGet: &corev1.HTTPGetAction{Host: "169.254.169.254", Port: intstr.FromInt32(80)}},
 		"unnamed": {TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromString("web")}},
 		"nothing": {},

@@ -63,7 +63,7 @@ func Add(m manager.Manager, o *Options) error {
 	}
 	meant := builder.WithPredicates(steady.Meant())
 	recorder := m.GetEventRecorder("turn-operator")
-	boxes := &sandboxes{o: o, to: m.GetClient(), live: m.GetAPIReader(), tell: recorder,
+	boxes := &sandboxes{o: o, to: steady.Fresh(m.GetClient()), live: m.GetAPIReader(), tell: recorder,
 		fleet: newFleet(o, m.GetClient(), recorder), followers: newFollowers(o)}
 	if err := errors.Join(m.Add(boxes.fleet), m.Add(boxes.followers)); err != nil {
 		return err
@@ -77,7 +77,7 @@ func Add(m manager.Manager, o *Options) error {
 	}
 	o.Metrics.follow(m.GetClient(), m.Elected())
 	tell := teller{recorder}
-	of := &claims{o: o, to: m.GetClient(), tell: tell}
+	of := &claims{o: o, to: steady.Fresh(m.GetClient()), tell: tell}
 	if err := ctrl.NewControllerManagedBy(m).For(&extv1.SandboxClaim{}, meant).
 		Owns(&sandboxv1.Sandbox{}, builder.WithPredicates(says())).
 		Watches(&extv1.SandboxWarmPool{}, handler.EnqueueRequestsFromMapFunc(of.waiting), meant).
@@ -85,7 +85,7 @@ func Add(m manager.Manager, o *Options) error {
 		WithOptions(many()).Complete(steady.Calm(of)); err != nil {
 		return err
 	}
-	some := &pools{o: o, to: m.GetClient(), every: poolEvery, tell: tell}
+	some := &pools{o: o, to: steady.Fresh(m.GetClient()), every: poolEvery, tell: tell}
 	if err := ctrl.NewControllerManagedBy(m).For(&extv1.SandboxWarmPool{}, meant).
 		Watches(&extv1.SandboxTemplate{}, handler.EnqueueRequestsFromMapFunc(some.like), meant).
 		WithOptions(many()).Complete(steady.Share(parallel, some)); err != nil {

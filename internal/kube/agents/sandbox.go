@@ -51,8 +51,10 @@ func (o *Options) serves(class *string) bool {
 func (r *sandboxes) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result, error) {
 	s := &sandboxv1.Sandbox{}
 	if err := r.to.Get(ctx, q.NamespacedName, s); err != nil {
-		r.followers.end(q.NamespacedName)
-		return ctrl.Result{}, client.IgnoreNotFound(err)
+		if apierrors.IsNotFound(err) {
+			r.followers.end(q.NamespacedName)
+		}
+		return result(err)
 	}
 	if !r.serves(s) {
 		return ctrl.Result{}, nil

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -118,6 +119,100 @@ func TestShareWaits(t *testing.T) {
 	}
 	close(hold)
 	first.Wait()
+}
+
+// A store has a Pod, and a cache of it that is behind.
+type store struct {
+	client.Client
+	pod, seen *corev1.Pod
+}
+
+func (s *store) Get(_ context.Context, key client.ObjectKey, o client.Object, _ ...client.GetOption) error {
+	if s.seen == nil {
+		return apierrors.NewNotFound(schema.GroupResource{Resource: "pods"}, key.Name)
+	}
+	s.seen.DeepCopyInto(o.(*corev1.Pod))
+	return nil
+}
+
+func (s *store) write(o client.Object) error {
+	if o.GetResourceVersion() != s.pod.ResourceVersion {
+		return apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, o.GetName(), errors.New("old"))
+	}
+	o.SetResourceVersion(o.GetResourceVersion() + "1")
+	s.pod = o.(*corev1.Pod).DeepCopy()
+	return nil
+}
+
+func (s *store) Update(_ context.Context, o client.Object, _ ...client.UpdateOption) error {
+	return s.write(o)
+}
+
+func (s *store) Patch(_ context.Context, o client.Object, _ client.Patch, _ ...client.PatchOption) error {
+	return s.write(o)
+}
+
+func (s *store) Status() client.SubResourceWriter { return statusOf{nil, s} }
+
+type statusOf struct {
+	client.SubResourceWriter
+	s *store
+}
+
+func (s statusOf) Update(_ context.Context, o client.Object, _ ...client.SubResourceUpdateOption) error {
+	return s.s.write(o)
+}
+
+func (s statusOf) Patch(_ context.Context, o client.Object, _ client.Patch, _ ...client.SubResourcePatchOption) error {
+	return s.s.write(o)
+}
+
+// TestFresh: what a controller has changed is a conflict until the cache has seen all of its changes. Changes of
+// others, and writes that failed, are none.
+func TestFresh(t *testing.T) {
+	s := &store{pod: &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b", ResourceVersion: "1"}}}
+	s.seen = s.pod.DeepCopy()
+	c, other := steady.Fresh(s), steady.Fresh(s)
+	key := client.ObjectKeyFromObject(s.pod)
+	read := func(c client.Client) (*corev1.Pod, error) { p := &corev1.Pod{}; return p, c.Get(t.Context(), key, p) }
+	for n, write := range []func(p *corev1.Pod) error{
+		func(p *corev1.Pod) error { return c.Status().Update(t.Context(), p) },
+		func(p *corev1.Pod) error { return c.Update(t.Context(), p) },
+		func(p *corev1.Pod) error {
+			return c.Status().Patch(t.Context(), p, client.RawPatch(types.MergePatchType, nil))
+		},
+	} {
+		p, err := read(c)
+		if err != nil {
+			t.Fatal(n, err)
+		}
+		first := s.pod
+		if err := errors.Join(c.Patch(t.Context(), p, client.RawPatch(types.MergePatchType, nil)), write(p)); err != nil {
+			t.Fatal(n, err)
+		}
+		if write(first.DeepCopy()) == nil {
+			t.Fatal("an old version was written")
+		}
+		for range 2 {
+			if _, err := read(c); !apierrors.IsConflict(err) {
+				t.Errorf("%d: what the cache has not seen: %v", n, err)
+			}
+		}
+		if _, err := read(other); err != nil {
+			t.Errorf("%d: another controller: %v", n, err)
+		}
+		if s.seen = s.pod; n == 1 {
+			s.seen = nil // it was deleted
+			if _, err := read(c); !apierrors.IsNotFound(err) {
+				t.Error(err)
+			}
+			s.seen = first // and made again, with a version that was used
+			if _, err := read(c); err != nil {
+				t.Error(err)
+			}
+			s.seen = s.pod
+		}
+	}
 }
 
 // TestMeant: a status alone is no reason to look.

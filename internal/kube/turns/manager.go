@@ -73,7 +73,7 @@ func Add(m manager.Manager, o *Options) error {
 	}
 	return ctrl.NewControllerManagedBy(m).For(&v1alpha1.TurnTemplate{}, meant).
 		WithOptions(options(builds, buildTime)).
-		Complete(steady.Share(builds, &templates{o: o, to: m.GetClient(), tell: tell}))
+		Complete(steady.Share(builds, &templates{o: o, to: steady.Fresh(m.GetClient()), tell: tell}))
 }
 
 type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
