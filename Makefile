@@ -147,8 +147,8 @@ test-again: setup-tests build $(if $(FULL),shim) ## run what a change reaches in
 	$(TESTRUN) again
 
 .PHONY: busy
-busy: setup-tests shim ## run tests N times (default 10) on a busy machine: PACKAGES, or all
-	$(TESTRUN) -n $(or $(N),10) busy $(PACKAGES)
+busy: setup-tests shim ## run tests N times (default 10) on a busy machine: PACKAGES, or all; or WHOLE=test, WHOLE=again once
+	$(TESTRUN) $(if $(WHOLE),-busy $(WHOLE),-n $(or $(N),10) busy $(PACKAGES))
 
 .PHONY: soak
 soak: setup-tests build ## run turns through a server with kills for SOAK_FOR (default 1h)

@@ -118,6 +118,55 @@ func write(path string, block []byte) {
 	_ = f.Close()
 }
 
+// whole runs the parts of a target once on a busy machine, and counts that as one more time of the target. Of the
+// target that runs each test once, it counts the packages, too.
+func (s *settings) whole(ctx context.Context, r *runner, target string, parts []part) (bool, error) {
+	t, err := openTally(filepath.Join(s.root, tallyFile))
+	if err != nil {
+		return false, err
+	}
+	dir, err := os.MkdirTemp("", "turn-busy-*")
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	defer makeBusy(dir)()
+	var mu sync.Mutex
+	failed := map[string][]string{} // by package
+	for i := range parts {
+		p := &parts[i]
+		p.inputs = nil
+		if !p.tests {
+			continue
+		}
+		p.argv = slices.Insert(p.argv, 2, "-count=1")
+		p.ended = func(name string, tests []string) error {
+			mu.Lock()
+			defer mu.Unlock()
+			failed[name] = append(failed[name], tests...)
+			return nil
+		}
+	}
+	passed := r.run(ctx, atOnce, parts)
+	if ctx.Err() != nil {
+		return false, context.Cause(ctx)
+	}
+	var all []string
+	for _, name := range slices.Sorted(maps.Keys(failed)) {
+		all = append(all, failed[name]...)
+		if target != "test" || s.graph[name] == nil { // some tests of a package, or another module
+			continue
+		}
+		if err := t.note(name, 1, failed[name]); err != nil {
+			return false, err
+		}
+	}
+	if !passed && len(all) == 0 {
+		all = []string{"a part that is no go test"}
+	}
+	return passed, t.note("the whole of "+target, 1, all)
+}
+
 // busy runs tests until each unit has passed n times on a busy machine, and reports whether all have.
 func (s *settings) busy(ctx context.Context, r *runner, units []unit, n int) (bool, error) {
 	t, err := openTally(filepath.Join(s.root, tallyFile))

@@ -62,6 +62,7 @@ func run(ctx context.Context, args []string) (bool, error) {
 	f.BoolVar(&s.full, "full", false, "again: everything, and sweeps to their end")
 	f.StringVar(&s.base, "base", "", "test, again: the commit that the files are compared with (default: the last one "+recent.String()+" older than the newest)")
 	list := f.Bool("list", false, "print the parts, and run none")
+	busy := f.Bool("busy", false, "test, again: once, on a busy machine")
 	times := f.Int("n", 10, "busy: how often each has to pass")
 	if err := f.Parse(args); err != nil {
 		return false, err
@@ -102,6 +103,9 @@ func run(ctx context.Context, args []string) (bool, error) {
 			fmt.Printf("%-14s %q %q\n", p.name, p.env, p.argv)
 		}
 		return true, nil
+	}
+	if *busy {
+		return s.whole(ctx, r, f.Arg(0), parts)
 	}
 	// Each more at a time makes all of them slower, by what waits under load cost.
 	return r.run(ctx, atOnce, parts), nil

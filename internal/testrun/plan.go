@@ -70,15 +70,15 @@ func folders(names []string) (args []string) {
 
 // test runs every test once. staticcheck, which looks again at all that imports a changed package, looks at the
 // changed packages only; make check looks at all of them. What takes longest begins first; the scripts are in several
-// parts, so that the end of a run is even.
+// parts, so that the end of a run is even. The packages of Kubernetes mostly wait, for an API server and its clients.
 func (s *settings) test(changed []string) []part {
 	packages := s.goTest("packages", s.tested(), "-p", strconv.Itoa(s.cpus+1), "-skip", apart) // some only wait
 	packages.env = append(packages.env, "TURN_TEST_BROWSER=1")
 	suites := part{name: "suites", argv: []string{"scripts/test-suites"}, env: []string{"TURN_TEST_BROWSER=1"},
 		inputs: []string{"bin/turn", "bin/turn-server", "bin/runsc", "scripts", "sdk", "docs", "internal/ui/web",
 			"internal/kube", "cmd/turn-operator", "wire/protocol.json", "internal/proof/testdata"}}
-	all := append([]part{packages, suites}, s.checks(changed...)...)
-	all = append(all, s.goTest("kubernetes", s.kubernetes(), "-p", "1"), s.shim("shim", "./..."))
+	all := []part{packages, suites, s.goTest("kubernetes", s.kubernetes(), "-p", strconv.Itoa(s.cpus))}
+	all = append(append(all, s.checks(changed...)...), s.shim("shim", "./..."))
 	for i, names := range []string{"^[r-z]", "^[^r-z]"} {
 		tests := "^" + machineScript + "$/" + names
 		if i == 0 {

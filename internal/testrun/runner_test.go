@@ -148,6 +148,40 @@ func TestTally(t *testing.T) {
 	}
 }
 
+// TestWhole: a target that ran on a busy machine counts once, and so does each of its packages; with a failure it
+// begins anew, and its results are never old ones.
+func TestWhole(t *testing.T) {
+	r, out := newRunner(t)
+	s := &settings{root: t.TempDir(), graph: graph{"good": {}, "wire": {}}}
+	fake := filepath.Join(s.root, "fake")
+	if err := os.WriteFile(fake, []byte(`[ "$1" = -count=1 ] || exit 9
+event() { printf '{"Action":"%s","Package":"turnstone.dev/turnstone/%s","Test":"%s"}\n' "$@"; }
+event pass good TestA; event pass good
+event pass shim/spec
+event "$2" wire TestB; event "$2" wire; [ $2 = pass ]
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for n, end := range []string{"pass", "pass", "fail"} {
+		parts := []part{{name: "tests", argv: []string{"sh", fake, end}, tests: true},
+			{name: "other", argv: []string{"true"}, inputs: []string{"fake"}}}
+		passed, err := s.whole(t.Context(), r, "test", parts)
+		if err != nil || passed != (end == "pass") {
+			t.Fatalf("%d: %v %v\n%s", n, passed, err, out)
+		}
+	}
+	tl, err := openTally(filepath.Join(s.root, tallyFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := map[string]int{"good": 3, "wire": 0, "the whole of test": 0}; !maps.Equal(tl.Passed, want) {
+		t.Errorf("passed %v", tl.Passed)
+	}
+	if !slices.Equal(tl.Failed["wire"], []string{"TestB"}) || !slices.Equal(tl.Failed["the whole of test"], []string{"TestB"}) {
+		t.Errorf("failed %v", tl.Failed)
+	}
+}
+
 // TestRounds: each unit runs as often as is missing, the longest a part at a time, and what is complete does not run.
 func TestRounds(t *testing.T) {
 	missing := map[string]int{"cmd/turn": 2, "internal/store": 1, "wire": 7, "proof": 3, "sandboxes": 0, "wire ^TestX$": 4}
