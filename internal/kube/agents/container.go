@@ -21,10 +21,16 @@ type Main struct {
 	Cwd, User string
 	Dirs      []string
 	Again     Restart
+	// Inits have to succeed before it, one after another.
+	Inits []Init
 	// Startup, Readiness and Liveness are probes; nil: none.
 	Startup, Readiness, Liveness *Probe
-	// Grace is the time from the signal TERM to KILL of a container that its liveness ends.
+	// PostStart runs beside each process that was started, and PreStop before one is ended; nil: none.
+	PostStart, PreStop *Hook
+	// Grace is the time that PreStop and the signal TERM have before KILL.
 	Grace time.Duration
+	// Stop ends the container instead of starting it: PreStop, TERM, and KILL after Grace.
+	Stop bool
 	// Message is the file with what the container says at its end; Output: else the end of its output.
 	Message string
 	Output  bool
@@ -37,12 +43,23 @@ type Main struct {
 // Was is how a container has ended for good.
 type Was struct{ Ended, Failed bool }
 
+// An Init is a process of an init container.
+type Init struct {
+	Name      string
+	Argv      []string // as Main has it
+	Image     bool
+	Cwd, User string
+	Env       []string // KEY=VALUE, beside the container's own
+	Secrets   []string // the names of those that came from the cluster
+}
+
 // Inputs are what a container gets of the cluster's ConfigMaps and Secrets. It goes through the channel of
 // the sandbox, so that the server sees none of it.
 type Inputs struct {
 	Argv  []string // with the values of variables; nil: as Main has it
 	Env   []string // of all processes of the sandbox, as secrets
-	Files []File
+	Files []File   // of all containers
+	Inits []Init   // as Main has them, with all values; nil: as Main has them
 }
 
 // A File is a file of a volume.
@@ -52,11 +69,12 @@ type File struct {
 	Content []byte
 }
 
-// A Probe asks a container whether it has started, is ready, or lives. One of Exec, HTTP and TCP is set.
+// A Probe asks a container whether it has started, is ready, or lives. One of Exec, HTTP, TCP and GRPC is set.
 type Probe struct {
 	Exec []string
 	HTTP *HTTPGet
 	TCP  uint16
+	GRPC *GRPC
 
 	Delay, Period, Timeout time.Duration
 	Success, Failure       int
@@ -68,6 +86,19 @@ type HTTPGet struct {
 	TLS           bool
 	Path          string
 	Names, Values []string // of headers
+}
+
+// GRPC is a question to the standard health service at a port.
+type GRPC struct {
+	Port    uint16
+	Service string
+}
+
+// A Hook is what runs at a container's start or end. One of Exec, HTTP and Sleep is set.
+type Hook struct {
+	Exec  []string
+	HTTP  *HTTPGet
+	Sleep time.Duration
 }
 
 // Restart says after which ends a process is started again.
@@ -96,9 +127,12 @@ type Process struct {
 
 // idle reports whether a container has nothing to do: only the end of its sandbox matters.
 func (m *Main) idle() bool {
-	return len(m.Argv) == 0 && !m.Image && len(m.Dirs) == 0 && m.Inputs == nil && m.Startup == nil && m.Readiness == nil &&
-		m.Liveness == nil
+	return !m.process() && len(m.Dirs) == 0 && m.Inputs == nil && m.Inits == nil && m.Startup == nil &&
+		m.Readiness == nil && m.Liveness == nil
 }
+
+// process reports whether a process is started.
+func (m *Main) process() bool { return len(m.Argv) > 0 || m.Image }
 
 // contained makes the container of a sandbox that runs what the object says, and the status what it is.
 func (r *sandboxes) contained(ctx context.Context, s *sandboxv1.Sandbox, b *v1.Sandbox, m Main) error {

@@ -88,6 +88,15 @@ const idleAge = 10 * time.Second
 // watch follows a container that has nothing to do, for the end of its sandbox.
 func (f *followers) watch(s *sandboxv1.Sandbox, box string, m Main) { f.get(s, box, m, idleAge) }
 
+// stopped ends an object's container, and reports whether it has ended, or there is no place to do it. A look at the
+// object is asked for at its end.
+func (f *followers) stopped(s *sandboxv1.Sandbox, box string, m Main) bool {
+	one, fits := f.get(s, box, m, 0)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return !fits || one.over
+}
+
 func silent(box string) error {
 	return turnstone.Errorf("kube.follow", turnstone.KindUnavailable, "sandbox "+box, "does not answer")
 }
@@ -140,6 +149,10 @@ func (f *followers) follow(ctx context.Context, k types.NamespacedName, one *fol
 		return // removed
 	}
 	f.leave(k, one)
+	if one.main.Stop {
+		go f.look(f.ctx, k) // its own context ends now
+		return
+	}
 	if !one.has {
 		one.err, one.has = err, true
 		close(one.told)
@@ -170,9 +183,13 @@ func (f *followers) tell(ctx context.Context, k types.NamespacedName, one *follo
 		changed = time.Since(one.began) > f.o.guest()
 	}
 	f.mu.Unlock()
-	if !changed {
-		return
+	if changed {
+		f.look(ctx, k)
 	}
+}
+
+// look asks for a look at an object.
+func (f *followers) look(ctx context.Context, k types.NamespacedName) {
 	select {
 	case f.events <- event.GenericEvent{Object: &sandboxv1.Sandbox{ObjectMeta: metav1.ObjectMeta{
 		Namespace: k.Namespace, Name: k.Name}}}:

@@ -85,17 +85,19 @@ func (r *refs) key(ctx context.Context, kind, name, key string, optional *bool) 
 	return string(v), has, nil
 }
 
-// needsInputs reports whether a container needs more than its object says.
+// needsInputs reports whether the containers need more than its object says.
 func needsInputs(s *sandboxv1.Sandbox) bool {
 	pod := &s.Spec.PodTemplate.Spec
-	c := &pod.Containers[0]
-	literal, _ := environment(s, c)
-	if len(c.EnvFrom) > 0 || len(names(c)) != len(literal) {
-		return true
+	needs := func(c corev1.Container) bool {
+		literal, _ := environment(s, &c)
+		if len(c.EnvFrom) > 0 || len(names(&c)) != len(literal) {
+			return true
+		}
+		return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+			return slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name && ofFiles(&v) })
+		})
 	}
-	return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
-		return slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name && ofFiles(&v) })
-	})
+	return needs(pod.Containers[0]) || slices.ContainsFunc(pod.InitContainers, needs)
 }
 
 // names returns the names of the variables of a container's own.
@@ -107,17 +109,40 @@ func names(c *corev1.Container) map[string]bool {
 	return all
 }
 
-// inputs reads what the container of an object needs of the cluster.
-func inputs(ctx context.Context, live client.Reader, s *sandboxv1.Sandbox) (in Inputs, err error) {
+// inputs reads what the containers of an object need of the cluster.
+func inputs(ctx context.Context, live client.Reader, s *sandboxv1.Sandbox) (Inputs, error) {
 	pod := &s.Spec.PodTemplate.Spec
-	c, r := &pod.Containers[0], &refs{live: live, namespace: s.Namespace}
-	literal, err := environment(s, c)
+	r := &refs{live: live, namespace: s.Namespace}
+	in, _, err := r.inputs(ctx, s, &pod.Containers[0])
 	if err != nil {
 		return in, err
 	}
-	all, err := r.variables(ctx, s, c)
+	for n := range pod.InitContainers {
+		c := &pod.InitContainers[n]
+		of, all, err := r.inputs(ctx, s, c)
+		if err != nil {
+			return in, ofInit(n, err)
+		}
+		i := initOf(pod, c, all)
+		for _, e := range of.Env {
+			name, _, _ := strings.Cut(e, "=")
+			i.Secrets = append(i.Secrets, name)
+		}
+		in.Inits, in.Files = append(in.Inits, i), append(in.Files, of.Files...)
+	}
+	return in, nil
+}
+
+// inputs reads what a container needs, and returns all of its variables, too.
+func (r *refs) inputs(ctx context.Context, s *sandboxv1.Sandbox, c *corev1.Container) (in Inputs, all map[string]string, err error) {
+	pod := &s.Spec.PodTemplate.Spec
+	literal, err := environment(s, c)
 	if err != nil {
-		return in, err
+		return in, nil, err
+	}
+	all, err = r.variables(ctx, s, c)
+	if err != nil {
+		return in, nil, err
 	}
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		v := all[name]
@@ -125,19 +150,19 @@ func inputs(ctx context.Context, live client.Reader, s *sandboxv1.Sandbox) (in I
 			continue
 		}
 		if len(v) > maxSecret || strings.ContainsRune(v, 0) {
-			return in, Unsupported{"containers[0].env", "the value of " + name + " has more than 60 KiB, or a zero byte"}
+			return in, nil, Unsupported{"containers[0].env", "the value of " + name + " has more than 60 KiB, or a zero byte"}
 		}
 		in.Env = append(in.Env, name+"="+v)
 	}
 	if len(in.Env) > maxSecrets {
-		return in, Unsupported{"containers[0].env", fmt.Sprintf("has more than %d variables of ConfigMaps and Secrets",
+		return in, nil, Unsupported{"containers[0].env", fmt.Sprintf("has more than %d variables of ConfigMaps and Secrets",
 			maxSecrets)}
 	}
 	for _, a := range slices.Concat(c.Command, c.Args) {
 		in.Argv = append(in.Argv, expand(a, lookup(all)))
 	}
 	in.Files, err = r.files(ctx, pod, c)
-	return in, err
+	return in, all, err
 }
 
 // variables returns all variables of a container, as a pod has them.

@@ -1,6 +1,7 @@
 package agents
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"path"
@@ -27,6 +28,7 @@ const (
 	maxKey      = 64
 	maxMetaText = 256
 	maxImage    = 255
+	maxInits    = 20
 
 	leastMemory = 256 << 20
 	mostMemory  = 1 << 40
@@ -99,7 +101,7 @@ func supported(s *sandboxv1.Sandbox, p *corev1.PodSpec) error {
 		{p.HostPID, "hostPID", "a sandbox has processes of its own"},
 		{p.HostIPC, "hostIPC", "a sandbox has a kernel of its own"},
 		{len(p.Containers) != 1, "containers", "a sandbox has exactly one, without sidecars"},
-		{len(p.InitContainers) > 0, "initContainers", "a sandbox has one container"},
+		{len(p.InitContainers) > maxInits, "initContainers", "are more than " + strconv.Itoa(maxInits)},
 		{len(p.EphemeralContainers) > 0, "ephemeralContainers", "a sandbox has one container"},
 		{len(p.HostAliases) > 0, "hostAliases", "names come from the sandbox's name server"},
 		{p.DNSConfig != nil, "dnsConfig", "names come from the sandbox's name server"},
@@ -115,7 +117,43 @@ func supported(s *sandboxv1.Sandbox, p *corev1.PodSpec) error {
 			return Unsupported{fmt.Sprintf("volumes[%d]", n), why}
 		}
 	}
+	for n := range p.InitContainers {
+		if err := supportedInit(p, &p.InitContainers[n]); err != nil {
+			return ofInit(n, err)
+		}
+	}
 	return supportedContainer(&p.Containers[0])
+}
+
+// supportedInit reports what an init container asks for that a sandbox cannot have. Fields are named as those of the
+// container: ofInit changes that.
+func supportedInit(p *corev1.PodSpec, c *corev1.Container) error {
+	if c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways {
+		return Unsupported{"containers[0].restartPolicy", "a sandbox has no sidecars"}
+	}
+	if c.Image != p.Containers[0].Image {
+		return Unsupported{"containers[0].image", "is not that of the container: all that runs in a sandbox shares its image"}
+	}
+	for n, m := range c.VolumeMounts {
+		for _, other := range p.Containers[0].VolumeMounts {
+			if other.Name == m.Name && path.Clean(other.MountPath) != path.Clean(m.MountPath) &&
+				!slices.ContainsFunc(p.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name && ofFiles(&v) }) {
+				return Unsupported{fmt.Sprintf("containers[0].volumeMounts[%d]", n),
+					"is mounted elsewhere in the container: a volume has one place in a sandbox"}
+			}
+		}
+	}
+	return supportedContainer(c)
+}
+
+// ofInit is an error about an init container.
+func ofInit(n int, err error) error {
+	var no Unsupported
+	if !errors.As(err, &no) {
+		return err
+	}
+	no.Field = strings.Replace(no.Field, "containers[0]", fmt.Sprintf("initContainers[%d]", n), 1)
+	return no
 }
 
 func supportedContainer(c *corev1.Container) error {
@@ -129,9 +167,6 @@ func supportedContainer(c *corev1.Container) error {
 	}
 	if len(c.VolumeDevices) > 0 {
 		return Unsupported{"containers[0].volumeDevices", "a sandbox has no devices"}
-	}
-	if c.Lifecycle != nil {
-		return Unsupported{"containers[0].lifecycle", "a sandbox has no hooks"}
 	}
 	for n, p := range c.Ports {
 		if p.HostPort != 0 {
@@ -189,13 +224,19 @@ func environment(s *sandboxv1.Sandbox, c *corev1.Container) (map[string]string, 
 
 // machine returns the size that a container asks for; zero values are the template's.
 func machine(s *sandboxv1.Sandbox, c *corev1.Container) (*v1.Machine, error) {
-	of := func(name corev1.ResourceName) *resource.Quantity {
-		for _, list := range []corev1.ResourceList{c.Resources.Limits, c.Resources.Requests} {
-			if q, ok := list[name]; ok {
-				return &q
+	of := func(name corev1.ResourceName) *resource.Quantity { // the most that a container asks for, as of a pod
+		most := resource.NewQuantity(0, resource.DecimalSI)
+		for _, c := range append([]corev1.Container{*c}, s.Spec.PodTemplate.Spec.InitContainers...) {
+			for _, list := range []corev1.ResourceList{c.Resources.Limits, c.Resources.Requests} {
+				if q, ok := list[name]; ok {
+					if q.Cmp(*most) > 0 || q.Sign() < 0 {
+						most = &q
+					}
+					break
+				}
 			}
 		}
-		return resource.NewQuantity(0, resource.DecimalSI)
+		return most
 	}
 	cpus, memory, disk := of(corev1.ResourceCPU).MilliValue(), of(corev1.ResourceMemory).Value(),
 		of(corev1.ResourceEphemeralStorage).Value()
@@ -243,6 +284,52 @@ func process(s *sandboxv1.Sandbox, pod *corev1.PodSpec, c *corev1.Container) (Ma
 	if err := probes(&m, pod, c); err != nil {
 		return m, err
 	}
+	m.User = user(pod, c)
+	var err error
+	if m.Dirs, err = directories(s, pod, c); err != nil {
+		return m, err
+	}
+	for n := range pod.InitContainers {
+		if err := initContainer(&m, s, pod, &pod.InitContainers[n]); err != nil {
+			return m, ofInit(n, err)
+		}
+	}
+	return m, nil
+}
+
+// initContainer adds an init container.
+func initContainer(m *Main, s *sandboxv1.Sandbox, pod *corev1.PodSpec, c *corev1.Container) error {
+	literal, err := environment(s, c)
+	if err != nil {
+		return err
+	}
+	dirs, err := directories(s, pod, c)
+	if err != nil {
+		return err
+	}
+	for _, d := range dirs {
+		if !slices.Contains(m.Dirs, d) {
+			m.Dirs = append(m.Dirs, d)
+		}
+	}
+	m.Inits = append(m.Inits, initOf(pod, c, literal))
+	return nil
+}
+
+// initOf returns the process of an init container with these variables.
+func initOf(pod *corev1.PodSpec, c *corev1.Container, variables map[string]string) Init {
+	i := Init{Name: c.Name, Image: len(c.Command) == 0, Cwd: c.WorkingDir, User: user(pod, c)}
+	for _, a := range slices.Concat(c.Command, c.Args) {
+		i.Argv = append(i.Argv, expand(a, lookup(variables)))
+	}
+	for _, name := range slices.Sorted(maps.Keys(variables)) {
+		i.Env = append(i.Env, name+"="+variables[name])
+	}
+	return i
+}
+
+// user returns the user of a container, as USER:GROUP; empty: the image's.
+func user(pod *corev1.PodSpec, c *corev1.Container) string {
 	var user, group *int64
 	if x := pod.SecurityContext; x != nil {
 		user, group = x.RunAsUser, x.RunAsGroup
@@ -255,15 +342,14 @@ func process(s *sandboxv1.Sandbox, pod *corev1.PodSpec, c *corev1.Container) (Ma
 			group = x.RunAsGroup
 		}
 	}
-	if user != nil {
-		m.User = strconv.FormatInt(*user, 10)
-		if group != nil {
-			m.User += ":" + strconv.FormatInt(*group, 10)
-		}
+	if user == nil {
+		return ""
 	}
-	var err error
-	m.Dirs, err = directories(s, pod, c)
-	return m, err
+	text := strconv.FormatInt(*user, 10)
+	if group != nil {
+		text += ":" + strconv.FormatInt(*group, 10)
+	}
+	return text
 }
 
 // directories returns the directories that stand for volumes. The files of others are inputs.

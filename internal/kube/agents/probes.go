@@ -39,7 +39,56 @@ func probes(m *Main, pod *corev1.PodSpec, c *corev1.Container) error {
 			return Unsupported{"containers[0]." + p.field, why}
 		}
 	}
+	return hooks(m, c)
+}
+
+// hooks sets the hooks of a container.
+func hooks(m *Main, c *corev1.Container) error {
+	l := c.Lifecycle
+	if l == nil {
+		return nil
+	}
+	if l.StopSignal != nil && *l.StopSignal != corev1.SIGTERM {
+		return Unsupported{"containers[0].lifecycle.stopSignal", "only SIGTERM"}
+	}
+	for _, h := range []struct {
+		field string
+		from  *corev1.LifecycleHandler
+		to    **Hook
+	}{{"postStart", l.PostStart, &m.PostStart}, {"preStop", l.PreStop, &m.PreStop}} {
+		if h.from == nil {
+			continue
+		}
+		var why string
+		if *h.to, why = hook(h.from, c); why != "" {
+			return Unsupported{"containers[0].lifecycle." + h.field, why}
+		}
+	}
 	return nil
+}
+
+// hook returns a hook, or why there cannot be one.
+func hook(l *corev1.LifecycleHandler, c *corev1.Container) (h *Hook, why string) {
+	h = &Hook{}
+	switch {
+	case l.Exec != nil:
+		h.Exec, why = command(l.Exec)
+	case l.HTTPGet != nil:
+		h.HTTP, why = httpGet(l.HTTPGet, c)
+	case l.Sleep != nil:
+		h.Sleep = time.Duration(min(max(l.Sleep.Seconds, 0), maxSeconds)) * time.Second
+	default:
+		why = "has none of exec, httpGet and sleep"
+	}
+	return h, why
+}
+
+// command returns the command of a probe or hook.
+func command(a *corev1.ExecAction) (argv []string, why string) {
+	if len(a.Command) == 0 || len(a.Command) > maxArgs {
+		return nil, fmt.Sprintf("exec has no command, or more than %d arguments", maxArgs)
+	}
+	return a.Command, ""
 }
 
 // probe returns a probe, or why there cannot be one.
@@ -58,28 +107,28 @@ func probe(p *corev1.Probe, c *corev1.Container) (*Probe, string) {
 	}
 	q := &Probe{Delay: seconds(p.InitialDelaySeconds, 0), Period: seconds(p.PeriodSeconds, 10),
 		Timeout: seconds(p.TimeoutSeconds, 1), Success: count(p.SuccessThreshold, 1), Failure: count(p.FailureThreshold, 3)}
+	var why string
 	switch {
 	case p.Exec != nil:
-		if len(p.Exec.Command) == 0 || len(p.Exec.Command) > maxArgs {
-			return nil, fmt.Sprintf("exec has no command, or more than %d arguments", maxArgs)
-		}
-		q.Exec = p.Exec.Command
-		return q, ""
+		q.Exec, why = command(p.Exec)
 	case p.HTTPGet != nil:
-		var why string
 		q.HTTP, why = httpGet(p.HTTPGet, c)
-		return q, why
+	case p.TCPSocket != nil && p.TCPSocket.Host != "":
+		why = "tcpSocket.host: only the sandbox itself is asked"
 	case p.TCPSocket != nil:
-		if p.TCPSocket.Host != "" {
-			return nil, "tcpSocket.host: only the sandbox itself is asked"
-		}
-		var why string
 		q.TCP, why = port(p.TCPSocket.Port, c)
-		return q, why
 	case p.GRPC != nil:
-		return nil, "grpc: only exec, httpGet and tcpSocket"
+		q.GRPC = &GRPC{}
+		if p.GRPC.Service != nil {
+			q.GRPC.Service = *p.GRPC.Service
+		}
+		if q.GRPC.Port, why = port(intstr.FromInt32(p.GRPC.Port), c); len(q.GRPC.Service) > maxHeader {
+			why = "grpc.service is too long"
+		}
+	default:
+		why = "has none of exec, httpGet, tcpSocket and grpc"
 	}
-	return nil, "has none of exec, httpGet and tcpSocket"
+	return q, why
 }
 
 func httpGet(h *corev1.HTTPGetAction, c *corev1.Container) (*HTTPGet, string) {

@@ -88,6 +88,8 @@ func (s *server) answers(ctx context.Context, method string, m *message) error {
 		return s.Resume(ctx, m.Namespace, m.ID)
 	case "life":
 		return s.SetLife(ctx, m.Namespace, m.ID, m.Life)
+	case "stop":
+		return s.FollowContainer(ctx, m.Namespace, m.ID, m.Main, nil)
 	case "run":
 		var err error
 		m.Process, err = s.run(ctx, m.Namespace, m.ID, m.Main)
@@ -187,8 +189,12 @@ func (c caller) SetLife(ctx context.Context, namespace, id string, life time.Dur
 }
 
 func (c caller) FollowContainer(ctx context.Context, namespace, id string, m agents.Main, tell func(agents.Process)) error {
-	_, p, err := c.call(ctx, "run", message{Namespace: namespace, ID: id, Main: m})
-	if err != nil {
+	method := "run"
+	if m.Stop {
+		method = "stop"
+	}
+	_, p, err := c.call(ctx, method, message{Namespace: namespace, ID: id, Main: m})
+	if err != nil || m.Stop {
 		return err
 	}
 	tell(p)

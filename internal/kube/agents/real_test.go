@@ -112,7 +112,7 @@ func (w *world) logs(c *control.Client, object string) (out, errs string) {
 	return answer.Stdout, answer.Stderr
 }
 
-// starts has a container that is ready when its probe says so. Its image says what runs, where and as whom.
+// starts has a container that is ready when its probe says so, after another one and beside its hook. Its image says what runs, where and as whom.
 func (w *world) starts(c *control.Client, name string) *sandboxv1.Sandbox {
 	w.Helper()
 	ctx := w.Context()
@@ -125,7 +125,12 @@ func (w *world) starts(c *control.Client, name string) *sandboxv1.Sandbox {
 	main.Env = []corev1.EnvVar{{Name: "TOKEN", ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{
 		LocalObjectReference: corev1.LocalObjectReference{Name: "real"}, Key: "token"}}}}
 	main.ReadinessProbe = &corev1.Probe{PeriodSeconds: 1, TimeoutSeconds: 60, ProbeHandler: corev1.ProbeHandler{
-		Exec: &corev1.ExecAction{Command: []string{"/bin/bash", "-c", "test -e /tmp/up"}}}}
+		Exec: &corev1.ExecAction{Command: []string{"/bin/bash", "-c", "test -e /tmp/up && test -e /tmp/first && test -e /tmp/hook"}}}}
+	main.Lifecycle = &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{
+		Command: []string{"/bin/bash", "-c", ": >/tmp/hook"}}}}
+	s.Spec.PodTemplate.Spec.InitContainers = []corev1.Container{{Name: "first", Image: name,
+		Command: []string{"/bin/bash", "-c", "[ $TOKEN = sesame ] && [ $WHO = init ] && [ ! -e /tmp/up ] && : >/tmp/first"},
+		Env:     append([]corev1.EnvVar{{Name: "WHO", Value: "init"}}, main.Env...)}}
 	w.must(w.admin.Create(ctx, s))
 	w.becomes(s, sandboxv1.SandboxReasonDependenciesReady)
 	if out, _ := w.logs(c, "starts"); out != "serve in /srv as 7 with blue and sesame\n" {

@@ -60,6 +60,11 @@ func (r *sandboxes) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result,
 		return ctrl.Result{}, nil
 	}
 	if !s.DeletionTimestamp.IsZero() {
+		if controllerutil.ContainsFinalizer(s, Finalizer) {
+			if left := r.stopping(ctx, s, s.DeletionTimestamp.Time); left > 0 {
+				return ctrl.Result{RequeueAfter: left}, nil
+			}
+		}
 		r.followers.end(q.NamespacedName)
 		return result(r.end(ctx, s))
 	}
@@ -169,6 +174,11 @@ func (r *sandboxes) follow(ctx context.Context, s *sandboxv1.Sandbox) (time.Dura
 	left := time.Duration(0) // to the end; 0: there is none
 	if t := s.Spec.ShutdownTime; t != nil {
 		if left = time.Until(t.Time); left <= 0 {
+			set(&s.Status.Conditions, s.Generation, sandboxv1.SandboxConditionReady, false,
+				sandboxv1.SandboxReasonExpired, "its shutdownTime is over")
+			if wait := r.stopping(ctx, s, t.Time); wait > 0 {
+				return wait, nil
+			}
 			return 0, r.expire(ctx, s)
 		}
 	}

@@ -38,7 +38,9 @@ type server struct {
 	// may fail, too. nil: it does not.
 	fails func(r *v1.CreateSandboxRequest) (wait bool, err error)
 	// answer is what a sandbox answers to FollowContainer; nil: it does what is asked.
-	answer func(ctx context.Context, b *box) error
+	answer   func(ctx context.Context, b *box) error
+	holdStop chan struct{} // nil, or stops wait until it is closed
+	stopped  []agents.Main // containers
 	// step is called before and after each effect; an error is the caller's answer.
 	step  func(what string, after bool) error
 	over  atomic.Bool  // of what tests make fail: the cause has passed
@@ -49,6 +51,7 @@ type box struct {
 	v1.Sandbox
 	request *v1.CreateSandboxRequest
 	main    []agents.Main
+	stops   int // how often its container was stopped
 	inputs  agents.Inputs
 	told    chan agents.Process // what its container tells next
 	tenant  string
@@ -194,6 +197,15 @@ func (s *server) SetLife(_ context.Context, namespace, id string, life time.Dura
 }
 
 func (s *server) FollowContainer(ctx context.Context, namespace, id string, m agents.Main, tell func(agents.Process)) error {
+	if m.Stop {
+		if s.holdStop != nil {
+			select {
+			case <-s.holdStop:
+			case <-ctx.Done():
+			}
+		}
+		return s.change("stop", namespace, id, func(b *box) { b.stops++; s.stopped = append(s.stopped, m) })
+	}
 	p, err := s.run(ctx, namespace, id, m)
 	if err != nil {
 		return err

@@ -140,9 +140,18 @@ func (f *follower) once(ctx context.Context) (over bool, err error) {
 	defer func() { _ = w.Close() }()
 	defer context.AfterFunc(ctx, func() { _ = w.Close() })()
 	s := &session{follower: f, w: w}
-	fresh, err := s.find(ctx)
-	for err == nil {
+	fresh := false
+	for err = s.find(ctx); err == nil; {
 		switch {
+		case s.Main.Stop:
+			return true, s.stop(ctx)
+		case f.number == 0 && !f.nothing:
+			if over, err = s.initialize(ctx); over {
+				return true, nil
+			}
+			if err == nil {
+				fresh, err = true, s.start(ctx)
+			}
 		case f.ended == nil || f.ended.number != f.number:
 			err = s.watch(ctx, fresh)
 		case s.after():

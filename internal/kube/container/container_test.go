@@ -73,19 +73,7 @@ func (w *world) follow(m agents.Main, c clock) (stop func() error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- follow(ctx, Options{Main: m,
-			Open: func(context.Context) (io.ReadWriteCloser, error) {
-				s, err := w.link.Open()
-				w.mu.Lock()
-				defer w.mu.Unlock()
-				w.opened, w.last = w.opened+1, s
-				return s, err
-			},
-			Tell: func(p agents.Process) {
-				w.mu.Lock()
-				defer w.mu.Unlock()
-				w.told = append(w.told, p)
-			}}, c)
+		ended <- follow(ctx, w.options(m), c)
 	}()
 	var once sync.Once
 	var err error
@@ -95,6 +83,23 @@ func (w *world) follow(m agents.Main, c clock) (stop func() error) {
 	}
 	w.Cleanup(func() { _ = stop() })
 	return stop
+}
+
+// options are those of a follower that tells the test.
+func (w *world) options(m agents.Main) Options {
+	return Options{Main: m,
+		Open: func(context.Context) (io.ReadWriteCloser, error) {
+			s, err := w.link.Open()
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.opened, w.last = w.opened+1, s
+			return s, err
+		},
+		Tell: func(p agents.Process) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.told = append(w.told, p)
+		}}
 }
 
 // until waits until something was told.

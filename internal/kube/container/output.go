@@ -17,7 +17,7 @@ const maxLast = 500
 
 // lastWords returns what the container says at its end, after ": "; empty if it says nothing. It is what it
 // has written for that, and of its output only if its object asks for it: objects are read by many.
-func (s *session) lastWords(ctx context.Context, failed bool) string {
+func (s *session) lastWords(ctx context.Context, id string, failed bool) string {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	var said string
@@ -27,7 +27,7 @@ func (s *session) lastWords(ctx context.Context, failed bool) string {
 		}
 	}
 	if said == "" && failed && s.Main.Output {
-		if o, err := Tail(ctx, s.w, s.process(), maxLast); err == nil {
+		if o, err := Tail(ctx, s.w, id, maxLast); err == nil {
 			if said = strings.TrimSpace(o.Stderr); said == "" {
 				said = strings.TrimSpace(o.Stdout)
 			}

@@ -13,6 +13,10 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/kube/agents"
 	"turnstone.dev/turnstone/wire"
@@ -45,6 +49,8 @@ func (s *session) probe(ctx context.Context, q *agents.Probe) (why string, err e
 			a.why, a.err = s.execute(bounded, q.Exec)
 		case q.HTTP != nil:
 			a.why = s.get(bounded, q.HTTP)
+		case q.GRPC != nil:
+			a.why = s.health(bounded, q.GRPC)
 		default:
 			a.why = s.connect(bounded, q.TCP)
 		}
@@ -110,6 +116,27 @@ func (s *session) connect(ctx context.Context, port uint16) (why string) {
 		return words(err.Error())
 	}
 	_ = c.Close()
+	return ""
+}
+
+// health asks the standard health service of gRPC.
+func (s *session) health(ctx context.Context, g *agents.GRPC) (why string) {
+	c, err := grpc.NewClient("passthrough:///sandbox", grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithUserAgent("kube-probe/turnstone"), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return s.w.ConnectPort(ctx, wire.SandboxConnectParams{Port: int64(g.Port), Loopback: s.Loopback})
+		}))
+	if err != nil {
+		return words(err.Error())
+	}
+	defer func() { _ = c.Close() }()
+	a, err := healthpb.NewHealthClient(c).Check(ctx, &healthpb.HealthCheckRequest{Service: g.Service})
+	switch {
+	case err != nil:
+		return words(err.Error())
+	case a.Status != healthpb.HealthCheckResponse_SERVING:
+		return "the health service answers " + a.Status.String()
+	}
 	return ""
 }
 

@@ -42,40 +42,37 @@ type session struct {
 // keptEnded is how many processes that have ended a sandbox remembers.
 const keptEnded = 64
 
-// find finds the process that was started last, or starts the first. fresh says that it began just now.
-func (s *session) find(ctx context.Context) (fresh bool, err error) {
+// find finds the process that was started last, if there is one.
+func (s *session) find(ctx context.Context) error {
 	all, err := s.list(ctx)
 	if err != nil {
-		return false, err
+		return err
 	}
 	number, last, back, ended := s.read(all)
-	if number < s.number || last == nil && s.number > 0 {
-		return false, s.forgotten() // by the sandbox, and not by this follower
-	}
-	if last == nil && s.Main.Was.Ended && ended >= keptEnded {
+	switch {
+	case number < s.number || last == nil && s.number > 0:
+		s.forgotten() // by the sandbox, and not by this follower
+	case last == nil && s.Main.Was.Ended && ended >= keptEnded:
 		s.number, s.ended = 1, &ending{number: 1, failed: s.Main.Was.Failed, text: "has ended"}
-		return false, nil
+	case last == nil:
+	default:
+		if s.number != number {
+			s.number, s.back, s.due = number, back, time.Time{}
+		}
+		if last.Exit != nil && (s.ended == nil || s.ended.number != number) {
+			s.end(ctx, *last.Exit, endOf(last))
+		}
 	}
-	if last == nil {
-		return true, s.start(ctx)
-	}
-	if s.number != number {
-		s.number, s.back, s.due = number, back, time.Time{}
-	}
-	if last.Exit != nil && (s.ended == nil || s.ended.number != number) {
-		s.end(ctx, *last.Exit, endOf(last))
-	}
-	return false, nil
+	return nil
 }
 
 // forgotten is for a sandbox that has no process of a number that was used.
-func (s *session) forgotten() error {
+func (s *session) forgotten() {
 	if s.ended == nil || s.ended.number != s.number {
 		s.ended = &ending{number: s.number, failed: true, text: "is no longer known to its sandbox"}
 		s.due = time.Now().Add(s.back.delay(s.clock))
 		s.back++
 	}
-	return nil
 }
 
 // read returns the last of the processes that an object asked for, how often they were started soon after
@@ -130,7 +127,7 @@ func (s *session) end(ctx context.Context, x wire.ProcessExit, at time.Time) {
 		ran, at = time.Since(s.began), time.Now()
 	}
 	e := &ending{number: s.number, failed: x.ExitCode != 0 || x.Signal != "", text: exitText(&x)}
-	e.text += s.lastWords(ctx, e.failed)
+	e.text += s.lastWords(ctx, s.process(), e.failed)
 	s.ended, s.began = e, time.Time{}
 	s.next(ran, at)
 }

@@ -12,7 +12,7 @@ import (
 
 // A verdict is what a probe has found out.
 type verdict struct {
-	of   *agents.Probe
+	of   *agents.Probe // nil: the hook at the start has ended
 	good bool
 	why  string // it is not
 }
@@ -64,11 +64,16 @@ func (s *session) watch(ctx context.Context, fresh bool) error {
 // process returns the name of the process that was started last.
 func (f *follower) process() string { return processPrefix + strconv.Itoa(f.number) }
 
-// kill ends the process as a kubelet does: by TERM, and later by KILL.
+// kill ends the process as a kubelet does: by its hook and TERM, and later by KILL.
 func (s *session) kill(ctx context.Context) {
-	id := s.process()
+	id, end := s.process(), time.Now().Add(s.Main.Grace)
+	if s.Main.PreStop != nil {
+		bounded, cancel := context.WithDeadline(ctx, end)
+		_ = s.hook(bounded, s.Main.PreStop) // what it says changes nothing
+		cancel()
+	}
 	_ = s.w.ProcessSignal(ctx, &wire.ProcessSignalParams{ProcessID: id, Signal: "TERM"})
-	if sleep(ctx, s.w.Done(), s.Main.Grace) {
+	if sleep(ctx, s.w.Done(), max(time.Until(end), leastGrace)) {
 		_ = s.w.ProcessSignal(ctx, &wire.ProcessSignalParams{ProcessID: id, Signal: "KILL"})
 	}
 }
@@ -80,6 +85,7 @@ type prober struct {
 	verdicts chan verdict
 	broken   chan error
 
+	hook           bool // that of the start has not ended
 	started, ready bool
 	heard          bool // the first answer about readiness
 	why            string
@@ -92,14 +98,34 @@ func (s *session) probing(ctx context.Context, fresh bool) *prober {
 	m := &s.Main
 	p := &prober{s: s, ctx: ctx, verdicts: make(chan verdict), broken: make(chan error, 3),
 		started: m.Startup == nil, ready: m.Readiness == nil, why: "it has not answered its readinessProbe yet"}
-	if p.heard = m.Readiness == nil; p.started {
-		p.begin(m.Readiness, fresh)
-		p.begin(m.Liveness, fresh)
+	p.heard = m.Readiness == nil
+	if p.hook = fresh && m.PostStart != nil && !s.nothing; p.hook {
+		go p.postStart()
 	} else {
-		p.why = "it has not answered its startupProbe yet"
-		p.begin(m.Startup, fresh)
+		p.first(fresh)
 	}
 	return p
+}
+
+// first begins with the first probes.
+func (p *prober) first(fresh bool) {
+	m := &p.s.Main
+	if p.started {
+		p.begin(m.Readiness, fresh)
+		p.begin(m.Liveness, fresh)
+		return
+	}
+	p.why = "it has not answered its startupProbe yet"
+	p.begin(m.Startup, fresh)
+}
+
+// postStart runs the hook of the start.
+func (p *prober) postStart() {
+	why := p.s.hook(p.ctx, p.s.Main.PostStart)
+	select {
+	case p.verdicts <- verdict{nil, why == "", why}:
+	case <-p.ctx.Done():
+	}
 }
 
 // waits reports whether a process that runs already was not heard of: an answer is awaited before it is
@@ -152,6 +178,11 @@ func (p *prober) ask(q *agents.Probe, fresh bool) {
 func (p *prober) hear(v verdict) bool {
 	m := &p.s.Main
 	switch {
+	case v.of == nil && v.good:
+		p.hook = false
+		p.first(true)
+	case v.of == nil:
+		p.kill = "its postStart hook has failed: " + v.why
 	case v.of == m.Startup && v.good:
 		p.started, p.why = true, "it has not answered its readinessProbe yet"
 		p.begin(m.Readiness, true)
@@ -177,6 +208,8 @@ func (p *prober) process() agents.Process {
 	switch {
 	case p.kill != "":
 		return agents.Process{Reason: "Unhealthy", Message: cut(fmt.Sprintf("it is ended, because %s", p.kill))}
+	case p.hook:
+		return agents.Process{Message: "its postStart hook runs"}
 	case p.started && p.ready:
 		return agents.Process{Ready: true}
 	}
