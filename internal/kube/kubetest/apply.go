@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -145,7 +146,8 @@ func (c *Cluster) InstallCRDs(ctx context.Context, folder string) error {
 	return nil
 }
 
-// established waits until a definition is served.
+// established waits until a definition is served: that the API server has established it, and that clients which ask
+// for its kinds are told of it, which comes a moment later.
 func established(ctx context.Context, from client.Client, n client.ObjectKey) error {
 	ctx, cancel := context.WithTimeout(ctx, startTime)
 	defer cancel()
@@ -158,7 +160,7 @@ func established(ctx context.Context, from client.Client, n client.ObjectKey) er
 		}
 		list, _, _ := unstructured.NestedSlice(u.Object, "status", "conditions")
 		for _, one := range list {
-			if m, ok := one.(map[string]any); ok && m["type"] == "Established" && m["status"] == "True" {
+			if m, ok := one.(map[string]any); ok && m["type"] == "Established" && m["status"] == "True" && listed(from, u) {
 				return nil
 			}
 		}
@@ -168,4 +170,22 @@ func established(ctx context.Context, from client.Client, n client.ObjectKey) er
 		case <-time.After(20 * time.Millisecond): //wait: the loop polls
 		}
 	}
+}
+
+// listed reports whether clients find the kind of a definition, in all of its versions.
+func listed(from client.Client, u *unstructured.Unstructured) bool {
+	group, _, _ := unstructured.NestedString(u.Object, "spec", "group")
+	kind, _, _ := unstructured.NestedString(u.Object, "spec", "names", "kind")
+	versions, _, _ := unstructured.NestedSlice(u.Object, "spec", "versions")
+	for _, v := range versions {
+		m, _ := v.(map[string]any)
+		name, _ := m["name"].(string)
+		if m["served"] != true {
+			continue
+		}
+		if _, err := from.RESTMapper().RESTMapping(schema.GroupKind{Group: group, Kind: kind}, name); err != nil {
+			return false
+		}
+	}
+	return true
 }
