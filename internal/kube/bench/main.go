@@ -45,18 +45,18 @@ type bench struct {
 // sizes are how much is measured.
 type sizes struct {
 	nodes, callers, claims, objects, sandboxes, claimsOfReal int // which flags give
-	warmUp, singles, pool                                    int
+	warmUp, singles, pool, paced, inARow                     int
 }
 
 func fullSizes() sizes {
 	return sizes{nodes: 64, callers: 64, claims: 10_000, objects: 500, sandboxes: 100_000, claimsOfReal: 50,
-		warmUp: 200, singles: 50, pool: 10}
+		warmUp: 200, singles: 50, pool: 10, paced: 30, inARow: 30}
 }
 
 // quickSizes are the smallest with which all code runs.
 func quickSizes() sizes {
 	return sizes{nodes: 2, callers: 2, claims: 20, objects: 2, sandboxes: 50, claimsOfReal: 1,
-		warmUp: 2, singles: 1, pool: 1}
+		warmUp: 2, singles: 1, pool: 1, paced: 1, inARow: 2}
 }
 
 func main() {

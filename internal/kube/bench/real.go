@@ -87,12 +87,57 @@ func (b *bench) real(ctx context.Context, dir string) error {
 	if err := n.asObjects(ctx, to, b.claimsOfReal); err != nil {
 		return err
 	}
+	if err := n.rhythms(ctx, to, b.sizes); err != nil {
+		return fmt.Errorf("%w: %s", err, n.operator.log.String())
+	}
 	after, err := n.warmClaims(ctx)
 	if err == nil {
 		fmt.Printf("\n%.0f of the %d claims got a sandbox that waited; load at the end %s.\n", after-before,
-			2*b.claimsOfReal, load())
+			2*b.claimsOfReal+b.paced+b.inARow+b.pool, load())
 	}
 	return err
+}
+
+// rhythms claims by objects as clients do: one a second, one after another without a pause, and as many at once as
+// wait.
+func (n *realNode) rhythms(ctx context.Context, to client.WithWatch, s sizes) error {
+	claim := func(name string, count, callers int) ([]time.Duration, error) {
+		took, err := claimAll(ctx, to, name, count, callers)
+		for i := 0; err == nil && i < count; i++ {
+			err = to.Delete(ctx, claimOf(fmt.Sprint(name, "-", i)))
+		}
+		return took, err
+	}
+	if err := n.full(ctx); err != nil {
+		return err
+	}
+	var paced []time.Duration
+	second := time.NewTicker(time.Second)
+	defer second.Stop()
+	for i := range s.paced {
+		<-second.C
+		took, err := claim(fmt.Sprint("paced-", i), 1, 1)
+		if err != nil {
+			return err
+		}
+		paced = append(paced, took...)
+	}
+	row("SandboxClaim, one a second: its condition Ready (goal: 20 ms)", paced)
+	for _, r := range []struct {
+		what           string
+		count, callers int
+	}{{"SandboxClaim, %d one after another, without a pause (goal: 60 ms)", s.inARow, 1},
+		{"SandboxClaim, %d at once: the p99 is the last (goal: 400 ms)", s.pool, s.pool}} {
+		if err := n.full(ctx); err != nil {
+			return err
+		}
+		took, err := claim(fmt.Sprint("rhythm-", r.callers), r.count, r.callers)
+		if err != nil {
+			return err
+		}
+		row(fmt.Sprintf(r.what, r.count), took)
+	}
+	return nil
 }
 
 // startReal starts the server on a state directory with the templates that all tests share.
