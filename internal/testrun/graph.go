@@ -70,9 +70,21 @@ var starts = map[string][]string{
 	"internal/kube/agents":    {"cmd/turn-server"},
 }
 
-// reached returns the packages whose tests depend on one of the changed packages: themselves, and those that
-// import them, also through others.
-func (g graph) reached(changed []string) map[string]bool {
+// A change has the packages that it changes.
+type change struct {
+	code  []string
+	tests []string // whose code stays: nothing that imports them is another
+}
+
+func (c change) all() []string {
+	all := append(slices.Clone(c.code), c.tests...)
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// reached returns the packages whose tests depend on a change: the changed ones, and those that import one whose code
+// is changed, also through others.
+func (g graph) reached(c change) map[string]bool {
 	users := map[string][]string{} // of a package's own code
 	testers := map[string][]string{}
 	for name, p := range g {
@@ -84,7 +96,7 @@ func (g graph) reached(changed []string) map[string]bool {
 		}
 	}
 	in := map[string]bool{} // whose own code depends on a change
-	for queue := slices.Clone(changed); len(queue) > 0; {
+	for queue := slices.Clone(c.code); len(queue) > 0; {
 		name := queue[0]
 		queue = queue[1:]
 		if in[name] || g[name] == nil {
@@ -98,6 +110,9 @@ func (g graph) reached(changed []string) map[string]bool {
 		for _, t := range testers[name] {
 			all[t] = true
 		}
+	}
+	for _, name := range c.tests {
+		all[name] = true
 	}
 	return all
 }
@@ -114,7 +129,7 @@ var everything = []string{"go.mod", "go.sum"}
 
 // changed returns the packages with files that differ from the commit base, or all of them if what all are
 // built with differs. Files outside of packages, such as documentation, are no package's.
-func (g graph) changed(ctx context.Context, root, base string) ([]string, error) {
+func (g graph) changed(ctx context.Context, root, base string) (c change, err error) {
 	var names []string
 	for _, args := range [][]string{{"diff", "--name-only", "--no-renames", base},
 		{"ls-files", "--others", "--exclude-standard"}} {
@@ -122,11 +137,20 @@ func (g graph) changed(ctx context.Context, root, base string) ([]string, error)
 		cmd.Dir, cmd.Stderr = root, os.Stderr
 		out, err := cmd.Output()
 		if err != nil {
-			return nil, fmt.Errorf("git %s: %w", args[0], err)
+			return c, fmt.Errorf("git %s: %w", args[0], err)
 		}
 		names = append(names, strings.Split(strings.TrimSpace(string(out)), "\n")...)
 	}
-	return g.owners(names), nil
+	return g.split(names), nil
+}
+
+// split returns what a change of files changes.
+func (g graph) split(files []string) change {
+	test := func(file string) bool {
+		return strings.HasSuffix(file, "_test.go") || strings.Contains("/"+file, "/testdata/")
+	}
+	return change{code: g.owners(slices.DeleteFunc(slices.Clone(files), test)),
+		tests: g.owners(slices.DeleteFunc(slices.Clone(files), func(f string) bool { return !test(f) }))}
 }
 
 func (g graph) owners(files []string) []string {

@@ -38,7 +38,7 @@ func TestReached(t *testing.T) {
 		"gone":           nil,
 	} {
 		var got []string
-		for name := range small().reached([]string{changed}) {
+		for name := range small().reached(change{code: []string{changed}}) {
 			got = append(got, name)
 		}
 		slices.Sort(got)
@@ -66,6 +66,13 @@ func TestOwners(t *testing.T) {
 		if got := g.owners([]string{file}); !slices.Equal(got, want) {
 			t.Errorf("%q belongs to %q, want %q", file, got, want)
 		}
+	}
+	c := g.split([]string{"middle/a.go", "middle/b_test.go", "bottom/testdata/x", "alone/x_test.go"})
+	if !slices.Equal(c.code, []string{"middle"}) || !slices.Equal(c.tests, []string{"alone", "bottom", "middle"}) {
+		t.Errorf("the change is %+v", c)
+	}
+	if got := small().reached(change{tests: []string{"a"}}); len(got) != 1 || !got["a"] {
+		t.Errorf("a change of tests reaches %v", got)
 	}
 	if got := g.owners([]string{"go.mod"}); len(got) != len(g) {
 		t.Errorf("go.mod reaches %q", got)

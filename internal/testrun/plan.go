@@ -32,11 +32,11 @@ func (s *settings) plan(ctx context.Context, target string) ([]part, error) {
 	case "test":
 		changed := []string{"./..."}
 		if s.base != "" {
-			names, err := s.graph.changed(ctx, s.root, s.base)
+			c, err := s.graph.changed(ctx, s.root, s.base)
 			if err != nil {
 				return nil, err
 			}
-			changed = folders(names)
+			changed = folders(c.all())
 		}
 		return s.test(changed), nil
 	case "again":
@@ -103,7 +103,7 @@ func (s *settings) again(ctx context.Context) ([]part, error) {
 		}
 		reached := s.graph.reached(changed)
 		names = slices.DeleteFunc(names, func(n string) bool { return !reached[n] })
-		sweeps = slices.DeleteFunc(sweeps, func(n string) bool { return !slices.Contains(changed, n) })
+		sweeps = slices.DeleteFunc(sweeps, func(n string) bool { return !slices.Contains(changed.all(), n) })
 	}
 	race, err := s.race(names)
 	if err != nil {
