@@ -118,19 +118,27 @@ func write(path string, block []byte) {
 	_ = f.Close()
 }
 
-// whole runs the parts of a target once on a busy machine, and counts that as one more time of the target. Of the
-// target that runs each test once, it counts the packages, too.
-func (s *settings) whole(ctx context.Context, r *runner, target string, parts []part) (bool, error) {
-	t, err := openTally(filepath.Join(s.root, tallyFile))
-	if err != nil {
-		return false, err
+// busyMachine makes the machine busy until quiet is called, and returns what has passed so.
+func (s *settings) busyMachine() (t *tally, quiet func(), err error) {
+	if t, err = openTally(filepath.Join(s.root, tallyFile)); err != nil {
+		return nil, nil, err
 	}
 	dir, err := os.MkdirTemp("", "turn-busy-*")
 	if err != nil {
+		return nil, nil, err
+	}
+	stop := makeBusy(dir)
+	return t, func() { stop(); _ = os.RemoveAll(dir) }, nil
+}
+
+// whole runs the parts of a target once on a busy machine, and counts that as one more time of the target. Of the
+// target that runs each test once, it counts the packages, too.
+func (s *settings) whole(ctx context.Context, r *runner, target string, parts []part) (bool, error) {
+	t, quiet, err := s.busyMachine()
+	if err != nil {
 		return false, err
 	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	defer makeBusy(dir)()
+	defer quiet()
 	var mu sync.Mutex
 	failed := map[string][]string{} // by package
 	for i := range parts {
@@ -169,16 +177,11 @@ func (s *settings) whole(ctx context.Context, r *runner, target string, parts []
 
 // busy runs tests until each unit has passed n times on a busy machine, and reports whether all have.
 func (s *settings) busy(ctx context.Context, r *runner, units []unit, n int) (bool, error) {
-	t, err := openTally(filepath.Join(s.root, tallyFile))
+	t, quiet, err := s.busyMachine()
 	if err != nil {
 		return false, err
 	}
-	dir, err := os.MkdirTemp("", "turn-busy-*")
-	if err != nil {
-		return false, err
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	defer makeBusy(dir)()
+	defer quiet()
 	failed := map[string]bool{}
 	for ctx.Err() == nil {
 		left := slices.DeleteFunc(t.missing(units, n), func(u unit) bool { return failed[u.String()] })
