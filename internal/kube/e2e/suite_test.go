@@ -21,6 +21,7 @@ const (
 	noImage   = "its image is in no registry here"
 	noVolumes = "no class of storage makes volumes here"
 	noRollout = "it changes the arguments of the controller's Deployment, which has no pods here"
+	tooFast   = "it looks once a second whether its pool lacks a sandbox, and the pool has another one in less"
 )
 
 // without are tests of agent-sandbox's suite that this cluster cannot run, and why.
@@ -37,6 +38,7 @@ var without = map[string]string{
 	"TestParallelSandboxes":                             noRollout,
 	"TestParallelSandboxClaimsWithSufficientWarmPool":   noRollout,
 	"TestParallelSandboxClaimsWithInsufficientWarmPool": noRollout,
+	"TestRuntimeClassLifecycle":                         tooFast,
 }
 
 // TestAgentSandbox runs agent-sandbox's own controller, unchanged, and its own end-to-end tests: every pod of them runs
