@@ -147,7 +147,7 @@ test-again: setup-tests build $(if $(FULL),shim) ## run what a change reaches in
 	$(TESTRUN) again
 
 .PHONY: busy
-busy: setup-tests shim ## run tests N times (default 10) on a busy machine: PACKAGES, or all; or WHOLE=test, WHOLE=again once
+busy: setup-tests shim ## run tests N times, or WHOLE=test once, on a busy machine
 	$(TESTRUN) $(if $(WHOLE),-busy $(WHOLE),-n $(or $(N),10) busy $(PACKAGES))
 
 .PHONY: soak

@@ -112,7 +112,8 @@ func (w *world) logs(c *control.Client, object string) (out, errs string) {
 	return answer.Stdout, answer.Stderr
 }
 
-// starts has a container that is ready when its probe says so, after another one and beside its hook. Its image says what runs, where and as whom.
+// starts starts a container with an init container, a hook and a readiness probe. Its image decides the program, the
+// working directory and the user.
 func (w *world) starts(c *control.Client, name string) *sandboxv1.Sandbox {
 	w.Helper()
 	ctx := w.Context()

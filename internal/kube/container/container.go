@@ -146,12 +146,8 @@ func (f *follower) once(ctx context.Context) (over bool, err error) {
 		case s.Main.Stop:
 			return true, s.stop(ctx)
 		case f.number == 0 && !f.nothing:
-			if over, err = s.initialize(ctx); over {
-				return true, nil
-			}
-			if err == nil {
-				fresh, err = true, s.start(ctx)
-			}
+			fresh = true
+			over, err = s.start(ctx)
 		case f.ended == nil || f.ended.number != f.number:
 			err = s.watch(ctx, fresh)
 		case s.after():
@@ -159,7 +155,11 @@ func (f *follower) once(ctx context.Context) (over bool, err error) {
 		case !sleep(ctx, w.Done(), time.Until(f.due)):
 			return false, dead(w)
 		default:
-			fresh, err = true, s.start(ctx)
+			fresh = true
+			over, err = s.start(ctx)
+		}
+		if over {
+			return true, nil
 		}
 	}
 	return f.refused(err), err

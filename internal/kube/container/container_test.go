@@ -291,12 +291,19 @@ func TestImage(t *testing.T) {
 	w.must(stop())
 	w.forget()
 	data := filepath.Join(w.dir, "data")
-	stop = w.follow(agents.Main{Again: agents.Always, Dirs: []string{data}}, soon()) // nothing is to be started
+	file := filepath.Join(w.dir, "volume", "key")
+	stop = w.follow(agents.Main{Again: agents.Always, Dirs: []string{data}, // no process is to be started
+		Inputs: func(context.Context) (agents.Inputs, error) {
+			return agents.Inputs{Files: []agents.File{{Path: file, Mode: 0o600, Content: []byte("content")}}}, nil
+		}}, soon())
 	if p := w.until("it is ready", func(agents.Process) bool { return true }); !p.Ready {
 		t.Errorf("%+v", p)
 	}
 	if i, err := os.Stat(data); err != nil || !i.IsDir() {
 		t.Error(err)
+	}
+	if got := w.read(file); string(got) != "content" {
+		t.Errorf("a file of a volume has %q", got)
 	}
 	_ = stop()
 	log := filepath.Join(w.dir, "log")

@@ -18,21 +18,11 @@ const initPrefix = "init-"
 // leastGrace is what a process has after TERM, if its hook has used up the time.
 const leastGrace = 2 * time.Second
 
-// initialize runs the init containers that have not succeeded yet. over says that one has failed for good.
-func (s *session) initialize(ctx context.Context) (over bool, err error) {
-	if len(s.Main.Inits) == 0 {
-		return false, nil
-	}
-	in, err := s.inputs(ctx)
-	if err == nil {
-		err = s.prepare(ctx)
-	}
-	if err != nil {
-		return false, err
-	}
-	inits := s.Main.Inits
-	if in.Inits != nil {
-		inits = in.Inits
+// initialize runs the init containers that have not succeeded yet, one after another. inits are those
+// with all values; nil: those of the object. It reports over if one has failed for good.
+func (s *session) initialize(ctx context.Context, inits []agents.Init) (over bool, err error) {
+	if inits == nil {
+		inits = s.Main.Inits
 	}
 	for n := range inits {
 		if over, err = s.succeed(ctx, n+1, &inits[n]); over || err != nil {

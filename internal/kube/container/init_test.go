@@ -118,7 +118,7 @@ func TestStop(t *testing.T) {
 	end(m) // once more: it has ended
 	w.reads(log, "x\nhook\nterm\n")
 	w = newWorld(t)
-	end(m) // what was never started is not
+	end(m) // a container that never started
 	m = agents.Main{Argv: append(sh(`trap '' TERM; echo x >>"$0"; while :; do sleep 1000; done`), filepath.Join(w.dir, "log")), Again: agents.Always}
 	stop = w.follow(m, soon())
 	w.until("it runs", func(p agents.Process) bool { return p.Ready })

@@ -172,29 +172,38 @@ func (s *session) after() (over bool) {
 	return false
 }
 
-// start starts the next process. What its image or its object lacks counts as an end of the process.
-func (s *session) start(ctx context.Context) error {
-	if len(s.Main.Argv) == 0 && !s.Main.Image {
-		s.nothing = true
-		return s.prepare(ctx)
-	}
-	p := &wire.ProcessStartParams{ProcessID: processPrefix + strconv.Itoa(s.number+1), Argv: s.Main.Argv,
-		Image: s.Main.Image, Cwd: s.Main.Cwd, User: s.Main.User, Detach: true}
+// start starts the next process, after the init containers if it is the first. It reports over if one of
+// them has failed for good. A program that the image lacks counts as an end of the process.
+func (s *session) start(ctx context.Context) (over bool, err error) {
 	in, err := s.inputs(ctx)
 	if err != nil {
-		return err
-	}
-	if in.Argv != nil {
-		p.Argv = in.Argv
+		return false, err
 	}
 	if s.number == 0 {
 		if err := s.prepare(ctx); err != nil {
-			return err
+			return false, err
 		}
+		if over, err := s.initialize(ctx, in.Inits); over || err != nil {
+			return over, err
+		}
+	}
+	if len(s.Main.Argv) == 0 && !s.Main.Image {
+		s.nothing = true
+		return false, nil
+	}
+	return false, s.startMain(ctx, in)
+}
+
+// startMain starts the next process of the container itself.
+func (s *session) startMain(ctx context.Context, in agents.Inputs) error {
+	p := &wire.ProcessStartParams{ProcessID: processPrefix + strconv.Itoa(s.number+1), Argv: s.Main.Argv,
+		Image: s.Main.Image, Cwd: s.Main.Cwd, User: s.Main.User, Detach: true}
+	if in.Argv != nil {
+		p.Argv = in.Argv
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
-	_, err = s.w.ProcessStart(ctx, p)
+	_, err := s.w.ProcessStart(ctx, p)
 	switch kind := turnstone.KindOf(err); {
 	case kind == turnstone.KindInvalid && s.another(ctx):
 		return nil

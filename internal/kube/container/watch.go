@@ -69,7 +69,7 @@ func (s *session) kill(ctx context.Context) {
 	id, end := s.process(), time.Now().Add(s.Main.Grace)
 	if s.Main.PreStop != nil {
 		bounded, cancel := context.WithDeadline(ctx, end)
-		_ = s.hook(bounded, s.Main.PreStop) // what it says changes nothing
+		_ = s.hook(bounded, s.Main.PreStop) // a failed hook does not stop the end
 		cancel()
 	}
 	_ = s.w.ProcessSignal(ctx, &wire.ProcessSignalParams{ProcessID: id, Signal: "TERM"})

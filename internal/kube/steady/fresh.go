@@ -2,19 +2,19 @@ package steady
 
 import (
 	"context"
+	"errors"
 	"reflect"
 	"slices"
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Fresh returns a client of one controller, which reads from a cache: what it has changed itself is a conflict until
-// the cache has seen the change. An older object may be just what the controller would make of it now, so that it
-// would write nothing, and the object would stay as it was changed in between.
+// Fresh returns a client for one controller that reads from a cache. Get returns a conflict for an object that this
+// client has changed, until the cache has the change: an older version may already look as the controller wants
+// it, so the controller would write nothing, and its earlier change would stay. Safe for concurrent use.
 func Fresh(c client.Client) client.Client {
 	return &fresh{Client: c, old: map[named][]string{}}
 }
@@ -35,8 +35,6 @@ type fresh struct {
 // mostOld bounds the versions of an object.
 const mostOld = 16
 
-func of(o client.Object) named { return named{reflect.TypeOf(o), client.ObjectKeyFromObject(o)} }
-
 // Get implements client.Reader.
 func (f *fresh) Get(ctx context.Context, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
 	err := f.Client.Get(ctx, key, o, opts...)
@@ -47,23 +45,20 @@ func (f *fresh) Get(ctx context.Context, key client.ObjectKey, o client.Object, 
 	defer f.mu.Unlock()
 	n := named{reflect.TypeOf(o), key}
 	if err == nil && slices.Contains(f.old[n], o.GetResourceVersion()) {
-		kind := meta.AsPartialObjectMetadata(o).GroupVersionKind()
-		return apierrors.NewConflict(schema.GroupResource{Group: kind.Group, Resource: kind.Kind}, key.Name, errOld{})
+		return apierrors.NewConflict(schema.GroupResource{Resource: n.kind.Elem().Name()}, key.Name, errOld)
 	}
 	delete(f.old, n)
 	return err
 }
 
-type errOld struct{}
-
-func (errOld) Error() string { return "the cache has not seen the last change yet" }
+var errOld = errors.New("the cache does not have the last change yet")
 
 // changed notes that a version was changed.
 func (f *fresh) changed(o client.Object, version string, err error) error {
 	if err == nil && version != "" && version != o.GetResourceVersion() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		n := of(o)
+		n := named{reflect.TypeOf(o), client.ObjectKeyFromObject(o)}
 		all := append(f.old[n], version)
 		f.old[n] = all[max(len(all)-mostOld, 0):]
 	}
