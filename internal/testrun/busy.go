@@ -127,7 +127,7 @@ func (s *settings) busyMachine() (t *tally, quiet func(), err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	stop := makeBusy(dir)
+	stop := s.occupy(dir)
 	return t, func() { stop(); _ = os.RemoveAll(dir) }, nil
 }
 

@@ -81,7 +81,7 @@ func TestOwners(t *testing.T) {
 
 // TestStarts: the packages of starts exist, so that a renamed one does not go unnoticed.
 func TestStarts(t *testing.T) {
-	g, err := load(t.Context(), "go", "../..")
+	g, err := loaded()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -47,6 +47,8 @@ type settings struct {
 	full   bool   // sweeps to their end, and packages that no change reaches
 	base   string // the commit whose difference to the files is the change
 	graph  graph
+	// occupy keeps the machine busy until its result is called; dir is on the disk that it writes to.
+	occupy func(dir string) (stop func())
 	// programs is the digest of the programs that tests run, which go test does not know as their inputs.
 	programs string
 }
@@ -58,7 +60,7 @@ func run(ctx context.Context, args []string) (bool, error) {
 		f.PrintDefaults()
 	}
 	s := settings{goTool: cmp.Or(os.Getenv("GO"), "go"), cpus: runtime.NumCPU(), kernel: os.Getenv("TEST_KERNEL"),
-		user: os.Geteuid() == 0}
+		user: os.Geteuid() == 0, occupy: makeBusy}
 	f.BoolVar(&s.full, "full", false, "again: everything, and sweeps to their end")
 	f.StringVar(&s.base, "base", "", "test, again: the commit that the files are compared with (default: the last one "+recent.String()+" older than the newest)")
 	list := f.Bool("list", false, "print the parts, and run none")

@@ -152,7 +152,9 @@ func TestTally(t *testing.T) {
 // begins anew, and its results are never old ones.
 func TestWhole(t *testing.T) {
 	r, out := newRunner(t)
-	s := &settings{root: t.TempDir(), graph: graph{"good": {}, "wire": {}}}
+	busy, quiet := 0, 0
+	s := &settings{root: t.TempDir(), graph: graph{"good": {}, "wire": {}},
+		occupy: func(string) func() { busy++; return func() { quiet++ } }}
 	fake := filepath.Join(s.root, "fake")
 	if err := os.WriteFile(fake, []byte(`[ "$1" = -count=1 ] || exit 9
 event() { printf '{"Action":"%s","Package":"turnstone.dev/turnstone/%s","Test":"%s"}\n' "$@"; }
@@ -173,6 +175,9 @@ event "$2" wire TestB; event "$2" wire; [ $2 = pass ]
 	tl, err := openTally(filepath.Join(s.root, tallyFile))
 	if err != nil {
 		t.Fatal(err)
+	}
+	if busy != 3 || quiet != busy {
+		t.Errorf("the machine was made busy %d times, and quiet %d times", busy, quiet)
 	}
 	if want := map[string]int{"good": 3, "wire": 0, "the whole of test": 0}; !maps.Equal(tl.Passed, want) {
 		t.Errorf("passed %v", tl.Passed)
