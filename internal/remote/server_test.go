@@ -175,7 +175,7 @@ func serve(t *testing.T, x turns.Executor) *served {
 	}
 	nodeKey := signer(t, 1)
 	c.node = nodes.New(nodes.Options{Name: "n1", Key: nodeKey,
-		Commands: func(d *wire.Dispatcher, p nodes.Peer) error {
+		Commands: func(_ context.Context, d *wire.Dispatcher, p nodes.Peer) error {
 			wire.RegisterTurn(d, c.turns.For(p.Key,
 				func(ctx context.Context) context.Context { return ctx }))
 			return nil

@@ -54,9 +54,9 @@ type Options struct {
 	Key  *key.Signer // signs statements
 	// Certificate returns that of Key by the operator's root; nil: there is none.
 	Certificate func() []byte
-	// Commands registers what a client may do in a channel of the node itself. An error closes the
-	// channel.
-	Commands  func(d *wire.Dispatcher, p Peer) error
+	// Commands registers what a client may do in a channel of the node itself, which ends with ctx. An error closes
+	// the channel.
+	Commands  func(ctx context.Context, d *wire.Dispatcher, p Peer) error
 	Sandboxes Sandboxes
 	// Paths hides the node's paths in errors of commands; nil: they stay.
 	Paths *hostpath.Hider
@@ -314,7 +314,9 @@ func (n *Node) serve(from context.Context, s *websocket.Stream, opened auth.Prin
 		return
 	}
 	p.Rights = p.Rights.And(opened)
-	if err := n.o.Commands(d, p); err != nil {
+	ctx, ended := context.WithCancel(n.ctx)
+	defer ended()
+	if err := n.o.Commands(ctx, d, p); err != nil {
 		slog.WarnContext(from, "a channel has no commands", "tenant", p.Tenant, "err", err)
 		_ = c.Close()
 		return

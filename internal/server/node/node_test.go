@@ -155,7 +155,7 @@ func newScene(t *testing.T, nodeKey *key.Signer) *scene {
 	}
 	a := &agents{key: channel.NewKeyPair()}
 	s.Node = node.New(node.Options{Name: "n1", Key: nodeKey, Sandboxes: a,
-		Commands: func(d *wire.Dispatcher, p node.Peer) error {
+		Commands: func(_ context.Context, d *wire.Dispatcher, p node.Peer) error {
 			wire.RegisterTurn(d, s.turns.For(p.Key,
 				func(ctx context.Context) context.Context { return ctx }))
 			return nil

@@ -81,7 +81,7 @@ type Service struct {
 	wg   sync.WaitGroup
 
 	mu      sync.Mutex
-	tenants map[string]*tenant
+	tenants map[*tenants.State]*tenant
 	ports   map[portName]*exposed
 	builds  map[name]*build
 
@@ -103,7 +103,7 @@ func New(_ context.Context, o Options) (*Service, error) {
 	o.Ports = cmp.Or(o.Ports, maxPorts)
 	o.LongestLifetime = cmp.Or(o.LongestLifetime, longestLifetime)
 	s := &Service{o: o, started: time.Now(), board: newBoard(),
-		tenants: make(map[string]*tenant), ports: make(map[portName]*exposed),
+		tenants: make(map[*tenants.State]*tenant), ports: make(map[portName]*exposed),
 		builds: make(map[name]*build), pending: make(map[string]turnstone.Machine),
 		turns: make(map[string]turnstone.Machine)}
 	o.Tenants.Queue().Within(s.turnRoom)

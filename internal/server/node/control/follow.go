@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -47,6 +49,8 @@ func (s *Service) follow() {
 		}
 		if now.Sub(rest) >= lookRest {
 			s.lookTemplates(s.ctx)
+			s.o.Tenants.Forget()
+			s.detach()
 			rest = now
 		}
 		s.measure(now)
@@ -70,11 +74,11 @@ type tenant struct {
 // attach makes a tenant's objects known, once.
 func (s *Service) attach(st *tenants.State) *tenant {
 	s.mu.Lock()
-	t := s.tenants[st.Tenant]
+	t := s.tenants[st]
 	fresh := t == nil
 	if fresh {
 		t = &tenant{followed: make(map[turnstone.SandboxID]bool)}
-		s.tenants[st.Tenant] = t
+		s.tenants[st] = t
 	}
 	s.mu.Unlock()
 	if !fresh {
@@ -94,6 +98,14 @@ func (s *Service) attach(st *tenants.State) *tenant {
 	s.lookSnapshots(st)
 	s.restorePorts(st)
 	return t
+}
+
+// detach drops what is noted of tenants whose state is forgotten.
+func (s *Service) detach() {
+	all := s.o.Tenants.All()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.tenants, func(st *tenants.State, _ *tenant) bool { return !slices.Contains(all, st) })
 }
 
 // lookSandboxes follows the sandboxes that are new, and drops those that are gone.
@@ -215,7 +227,7 @@ func (s *Service) sessionNamed(st *tenants.State, label string) (id string) {
 // lookSessions puts a tenant's sessions on the board, unless the database is as it was.
 func (s *Service) lookSessions(ctx context.Context, st *tenants.State, all bool) {
 	s.mu.Lock()
-	t := s.tenants[st.Tenant]
+	t := s.tenants[st]
 	s.mu.Unlock()
 	t.mu.Lock()
 	defer t.mu.Unlock()

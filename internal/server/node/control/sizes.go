@@ -1,6 +1,7 @@
 package control
 
 import (
+	"context"
 	"log/slog"
 	"sync"
 	"time"
@@ -58,7 +59,12 @@ func (s *Service) measure(now time.Time) {
 		return
 	}
 	z.busy, z.stamps = true, stamps
+	ctx, done := context.WithCancel(s.ctx)
+	for _, st := range changed {
+		s.o.Tenants.Use(ctx, st)
+	}
 	s.wg.Go(func() {
+		defer done()
 		began := time.Now()
 		for _, st := range changed {
 			s.measureTenant(st)

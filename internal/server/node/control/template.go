@@ -77,8 +77,11 @@ func (s *Service) build(st *tenants.State, ref string, stranger bool) error {
 	}
 	b := &build{running: true}
 	s.builds[n] = b
+	ctx, done := context.WithCancel(s.ctx)
+	s.o.Tenants.Use(ctx, st)
 	s.wg.Go(func() {
-		_, err := st.Executor.EnsureTemplate(s.ctx, ref, stranger, nil)
+		defer done()
+		_, err := st.Executor.EnsureTemplate(ctx, ref, stranger, nil)
 		s.mu.Lock()
 		b.running, b.err = false, err
 		if err == nil {

@@ -47,6 +47,9 @@ type Options struct {
 	Waiting int
 	// Tenants is the number of tenants that may have state here. Default: 1,000.
 	Tenants int
+	// Idle is how long no call has used the state of a tenant without content when Forget removes it. Default: ten
+	// minutes.
+	Idle time.Duration
 	// Warm has the machines of all tenants that wait for the next turns of their sessions; nil: none
 	// wait. The Set closes it.
 	Warm *Warm
@@ -71,8 +74,12 @@ func NewWarm(o WarmOptions) *Warm { return turns.NewWarm(o) }
 const (
 	defaultTurns   = 16
 	defaultTenants = 1000
-	folder         = "tenants" // of the node's state directory
-	serverFolder   = "server"  // of each tenant's: what only a server keeps
+	defaultIdle    = 10 * time.Minute
+	recent         = time.Minute // how long a tenant without content keeps its place from a new one
+	folder         = "tenants"   // of the node's state directory
+	serverFolder   = "server"    // of each tenant's: what only a server keeps
+	ownersFolder   = "owners"    // in it
+	receivedFolder = "received"
 )
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
@@ -94,6 +101,7 @@ type State struct {
 	bucket   *node.Bucket
 	common   *turns.Shared // with other nodes; nil: the sessions are this node's
 
+	usage  usage         // for Forget
 	shared *State        // the operator's; nil in itself
 	images public.Images // of the operator's state alone: links of its templates' images
 }
@@ -143,9 +151,7 @@ func Open(ctx context.Context, o Options) (*Set, error) {
 	if o.Turns == 0 {
 		o.Turns = defaultTurns
 	}
-	if o.Tenants == 0 {
-		o.Tenants = defaultTenants
-	}
+	o.Tenants, o.Idle = cmp.Or(o.Tenants, defaultTenants), cmp.Or(o.Idle, defaultIdle)
 	root, err := statedir.Open(o.Executor.Dir)
 	if err != nil {
 		return nil, err
@@ -156,17 +162,22 @@ func Open(ctx context.Context, o Options) (*Set, error) {
 	s := &Set{o: o, root: root, turns: turns.NewQueue(o.Wait, o.Waiting), all: make(map[string]*State)}
 	names, err := s.names()
 	for _, name := range names {
+		var st *State
 		if err == nil {
-			_, err = s.Of(ctx, name)
+			st, err = s.open(ctx, name)
+		}
+		if err == nil {
+			s.all[name] = st
 		}
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
+	s.forget(0)
 	return s, nil
 }
 
-// names lists the tenants with a state directory, the operator's first: the others share its parts.
+// names lists the tenants with state, the operator's first: the others share its parts.
 func (s *Set) names() ([]string, error) {
 	names := []string{auth.OperatorTenant}
 	entries, err := os.ReadDir(s.root.Path(folder))
@@ -174,15 +185,18 @@ func (s *Set) names() ([]string, error) {
 		return nil, failed("", err)
 	}
 	for _, e := range entries {
-		if e.IsDir() && validName.MatchString(e.Name()) && e.Name() != auth.OperatorTenant {
+		if !e.IsDir() || !validName.MatchString(e.Name()) || e.Name() == auth.OperatorTenant {
+			continue
+		}
+		if _, err := os.Stat(s.root.Path(folder, e.Name(), serverFolder)); err == nil { // else it is forgotten
 			names = append(names, e.Name())
 		}
 	}
 	return names, nil
 }
 
-// Of returns the state of a tenant, which it makes if the tenant is new. The error is of kind
-// Exhausted if there are too many tenants.
+// Of returns the state of a tenant, which it makes if the tenant is new, and keeps it open until ctx ends: see Use.
+// The error is of kind Exhausted if there are too many tenants.
 func (s *Set) Of(ctx context.Context, tenant string) (*State, error) {
 	if !validName.MatchString(tenant) {
 		return nil, turnstone.Errorf("tenant.open", turnstone.KindInvalid, "the tenant",
@@ -190,7 +204,13 @@ func (s *Set) Of(ctx context.Context, tenant string) (*State, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.all[tenant] == nil && len(s.all) >= s.o.Tenants {
+		s.mu.Unlock()
+		s.forget(min(recent, s.o.Idle))
+		s.mu.Lock()
+	}
 	if st := s.all[tenant]; st != nil {
+		s.use(ctx, st)
 		return st, nil
 	}
 	if s.closed {
@@ -205,6 +225,7 @@ func (s *Set) Of(ctx context.Context, tenant string) (*State, error) {
 		return nil, err
 	}
 	s.all[tenant] = st
+	s.use(ctx, st)
 	return st, nil
 }
 
@@ -314,7 +335,7 @@ func (s *State) recoverTurns(node string, retries int) error {
 // openSessions makes the service of the tenant's sessions, and removes what clients of a former
 // process sent.
 func (s *State) openSessions() error {
-	dir, err := s.Folder("received")
+	dir, err := s.Folder(receivedFolder)
 	if err != nil {
 		return err
 	}
@@ -328,7 +349,7 @@ func (s *State) openSessions() error {
 
 // openOwners opens the owners of the tenant's sessions, and forgets those of sessions that are gone.
 func (s *State) openOwners() error {
-	dir, err := s.Folder("owners")
+	dir, err := s.Folder(ownersFolder)
 	if err != nil {
 		return err
 	}
@@ -425,9 +446,10 @@ func (s *Set) OpenChannel(ctx context.Context, id turnstone.SandboxID) (sandboxe
 	return st.Sandboxes.OpenChannel(ctx, id)
 }
 
-// Commands registers the commands of a client of the node's channel: it is node.Options.Commands.
-func (s *Set) Commands(d *wire.Dispatcher, p node.Peer) error {
-	st, err := s.Of(context.Background(), p.Tenant)
+// Commands registers the commands of a client of the node's channel, which ends with ctx: it is
+// node.Options.Commands.
+func (s *Set) Commands(ctx context.Context, d *wire.Dispatcher, p node.Peer) error {
+	st, err := s.Of(ctx, p.Tenant)
 	if err != nil {
 		return err
 	}

@@ -250,11 +250,11 @@ func TestShared(t *testing.T) {
 // TestCommands: a channel works in the state of the tenant that its statement was made for.
 func TestCommands(t *testing.T) {
 	s := open(t, t.TempDir(), 0)
-	if err := s.Commands(wire.NewDispatcher(), node.Peer{Tenant: "../x"}); turnstone.KindOf(err) !=
+	if err := s.Commands(t.Context(), wire.NewDispatcher(), node.Peer{Tenant: "../x"}); turnstone.KindOf(err) !=
 		turnstone.KindInvalid {
 		t.Fatal(err)
 	}
-	if err := s.Commands(wire.NewDispatcher(), node.Peer{Tenant: "ada"}); err != nil {
+	if err := s.Commands(t.Context(), wire.NewDispatcher(), node.Peer{Tenant: "ada"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := s.Known("ada"); err != nil {
@@ -271,7 +271,7 @@ func TestDrain(t *testing.T) {
 	s := open(t, t.TempDir(), 0)
 	d := wire.NewDispatcher()
 	operator := auth.Operator("0")
-	if err := s.Commands(d, node.Peer{Tenant: operator.Tenant, Operator: true,
+	if err := s.Commands(t.Context(), d, node.Peer{Tenant: operator.Tenant, Operator: true,
 		Rights: rights.Of(operator.Tenant, operator)}); err != nil {
 		t.Fatal(err)
 	}

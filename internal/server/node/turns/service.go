@@ -117,7 +117,7 @@ func (s *Service) clean() error {
 	return s.sweep()
 }
 
-// sweep removes tickets that are no longer kept, once an hour.
+// sweep is Sweep, once an hour.
 func (s *Service) sweep() error {
 	s.mu.Lock()
 	due := s.now().Sub(s.swept) >= sweepEvery || s.now().Before(s.swept) // the clock was set back
@@ -128,6 +128,11 @@ func (s *Service) sweep() error {
 	if !due {
 		return nil
 	}
+	return s.Sweep()
+}
+
+// Sweep removes the tickets that are no longer kept.
+func (s *Service) Sweep() error {
 	all, err := os.ReadDir(s.dir)
 	if err != nil {
 		return failed("", err)

@@ -230,6 +230,8 @@ func (t Target) template() string { return cmp.Or(t.Template, tenants.DefaultIma
 
 // look sets or removes the target t of the pool.
 func (s *Service) look(ctx context.Context, t Target) error {
+	ctx, done := context.WithCancel(ctx)
+	defer done()
 	st, err := s.o.Tenants.Of(ctx, t.tenant())
 	if err != nil {
 		return err
