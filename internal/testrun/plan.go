@@ -18,7 +18,6 @@ var longest = []string{"cmd/turn-server", "cmd/turn", "internal/driver/qemu", "i
 // The tests that are parts of their own: they start many sandboxes.
 const (
 	machineScript = "TestMachineScript"
-	qemuDriver    = "internal/driver/qemu"
 	apart         = "^Test(MachineScript$|Script$|MachineCorpus|Soak$)"
 )
 
@@ -72,23 +71,13 @@ func folders(names []string) (args []string) {
 // test runs every test once. staticcheck, which looks again at all that imports a changed package, looks at the
 // changed packages only; make check looks at all of them. What takes longest begins first; the scripts are in several
 // parts, so that the end of a run is even. The packages of Kubernetes mostly wait, for an API server and its clients.
-// The tests of QEMU's driver run under KVM where the host has it: without, they take three times as much of the
-// processors. What depends on it, test-again runs.
 func (s *settings) test(changed []string) []part {
-	names, qemu := s.tested(), s.goTest("qemu", []string{qemuDriver})
-	if s.accelerates() {
-		names = slices.DeleteFunc(names, func(n string) bool { return n == qemuDriver })
-		qemu.env = append(qemu.env, s.accelerated("qemu")...)
-	}
-	packages := s.goTest("packages", names, "-p", strconv.Itoa(s.cpus+1), "-skip", apart) // some only wait
+	packages := s.goTest("packages", s.tested(), "-p", strconv.Itoa(s.cpus+1), "-skip", apart) // some only wait
 	packages.env = append(packages.env, "TURN_TEST_BROWSER=1")
 	suites := part{name: "suites", argv: []string{"scripts/test-suites"}, env: []string{"TURN_TEST_BROWSER=1"},
 		inputs: []string{"bin/turn", "bin/turn-server", "bin/runsc", "scripts", "sdk", "docs", "internal/ui/web",
 			"internal/kube", "cmd/turn-operator", "wire/protocol.json", "internal/proof/testdata"}}
 	all := []part{packages, suites, s.goTest("kubernetes", s.kubernetes(), "-p", strconv.Itoa(s.cpus))}
-	if s.accelerates() {
-		all = append(all, qemu)
-	}
 	all = append(append(all, s.checks(changed...)...), s.shim("shim", "./..."))
 	for i, names := range []string{"^[r-z]", "^[^r-z]"} {
 		tests := "^" + machineScript + "$/" + names
@@ -179,19 +168,20 @@ func (s *settings) race(names []string) (parts []part, err error) {
 
 // others runs tests with machines again in the ways that their tags name.
 func (s *settings) others(names []string) (parts []part, err error) {
-	if s.accelerates() {
-		for _, substrate := range substrates() {
+	if s.kernel != "" && s.kvm {
+		for _, substrate := range s.accelerated() {
 			of := slices.DeleteFunc(slices.Clone(names), func(n string) bool { // of another driver
 				return strings.HasPrefix(n, "internal/driver/") && n != "internal/driver/"+substrate
 			})
-			kvm, err := s.tagged("kvm", of, append(s.accelerated(substrate), "TURN_TEST_HOST_ONLY=qemu")...)
+			kvm, err := s.tagged("kvm", of, "TURN_SUBSTRATE="+substrate, "TURN_KERNEL="+s.kernel, "TURN_TEST_KVM=1",
+				"TURN_TEST_HOST_ONLY=qemu")
 			if err != nil {
 				return nil, err
 			}
 			parts = append(parts, kvm...)
 		}
 	}
-	qemu, err := s.tagged("qemu", names, "TURN_SUBSTRATE=qemu", "TURN_TEST_HOST_ONLY=qemu")
+	qemu, err := s.tagged("qemu", names, "TURN_SUBSTRATE=qemu")
 	if err != nil {
 		return nil, err
 	}
@@ -212,16 +202,8 @@ func (s *settings) others(names []string) (parts []part, err error) {
 	return parts, nil
 }
 
-// accelerates reports whether KVM runs guests here, with the kernel for tests.
-func (s *settings) accelerates() bool { return s.kernel != "" && s.kvm }
-
-// accelerated are the variables of tests whose guests have to run under KVM.
-func (s *settings) accelerated(substrate string) []string {
-	return []string{"TURN_SUBSTRATE=" + substrate, "TURN_KERNEL=" + s.kernel, "TURN_TEST_KVM=1"}
-}
-
-// substrates are those that use KVM and whose programs are there.
-func substrates() []string {
+// accelerated returns the substrates that use KVM and whose programs are there.
+func (s *settings) accelerated() []string {
 	if _, err := exec.LookPath("firecracker"); err != nil {
 		return []string{"qemu"}
 	}

@@ -22,29 +22,24 @@ func newSettings(t *testing.T) *settings {
 	return &settings{goTool: "go", root: "../..", cpus: 2, graph: g, full: true, kernel: "/vmlinux", kvm: true, user: true}
 }
 
-// TestEachPackageOnce: every package with tests is in one part of make test, with KVM and without; what another part
-// runs of it, that one leaves out.
+// TestEachPackageOnce: every package with tests is in one part of make test; what another part runs of it, that one
+// leaves out.
 func TestEachPackageOnce(t *testing.T) {
 	s := newSettings(t)
-	for _, s.kvm = range []bool{false, true} {
-		times := map[string]int{}
-		for _, p := range s.test([]string{"./..."}) {
-			if !p.tests || slices.Contains(p.argv, "-run") {
-				continue
-			}
-			for _, arg := range p.argv {
-				if name, ok := strings.CutPrefix(arg, "./"); ok && p.dir == "" {
-					times[name]++
-				}
-			}
-			if has := slices.Contains(p.env, "TURN_TEST_KVM=1"); has != (p.name == "qemu") {
-				t.Errorf("with KVM %t, the part %q has to use it: %t", s.kvm, p.name, has)
+	times := map[string]int{}
+	for _, p := range s.test([]string{"./..."}) {
+		if !p.tests || slices.Contains(p.argv, "-run") {
+			continue
+		}
+		for _, arg := range p.argv {
+			if name, ok := strings.CutPrefix(arg, "./"); ok && p.dir == "" {
+				times[name]++
 			}
 		}
-		for name, p := range s.graph {
-			if want := map[bool]int{true: 1}[p.hasTests()]; times[name] != want {
-				t.Errorf("with KVM %t, %q is in %d parts, want %d", s.kvm, name, times[name], want)
-			}
+	}
+	for name, p := range s.graph {
+		if want := map[bool]int{true: 1}[p.hasTests()]; times[name] != want {
+			t.Errorf("%q is in %d parts, want %d", name, times[name], want)
 		}
 	}
 }
@@ -90,7 +85,7 @@ func TestAgain(t *testing.T) {
 	for _, p := range parts {
 		all = append(all, p.name)
 	}
-	for _, want := range []string{"race", "race of goroutines 1", "sweeps", "full cmd/turn", "full internal/bench/corpus", "soak", "kvm internal/engine", "qemu internal/driver/qemu", "qemu cmd/turn", "as a user"} {
+	for _, want := range []string{"race", "race of goroutines 1", "sweeps", "full cmd/turn", "full internal/bench/corpus", "soak", "kvm internal/driver/qemu", "qemu cmd/turn", "as a user"} {
 		if !slices.Contains(all, want) {
 			t.Errorf("a full run has no part %q: %q", want, all)
 		}

@@ -51,7 +51,7 @@ func newSubstrate(t *testing.T, h *statedir.Dir, m *substrate.Machine) *Substrat
 var guestNetwork = wire.SandboxNetwork{Address: network.GuestAddress, Gateway: network.Gateway,
 	DNS: []string{network.DNS}}
 
-//testrun:user qemu
+//testrun:user kvm
 func TestConformance(t *testing.T) {
 	h := turntest.Home(t)
 	m := turntest.Machine(t, h, "base")
@@ -68,8 +68,6 @@ func TestConformance(t *testing.T) {
 }
 
 // TestDamagedSnapshot damages a snapshot, and checks that it is taken again, never used.
-//
-//testrun:qemu
 func TestDamagedSnapshot(t *testing.T) {
 	shared := turntest.Home(t)
 	m := turntest.Machine(t, shared, "base")
