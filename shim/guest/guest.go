@@ -21,6 +21,7 @@ const (
 // Commands of the helper.
 const (
 	CmdUnpack = "unpack" // DIR: unpacks the tar stream on standard input
+	CmdUpdate = "update" // DIR: unpack, and removes what the stream does not have
 	CmdRun    = "run"    // ID: runs the container's first process
 	CmdExec   = "exec"   // ID EXEC: runs another process in the container
 	CmdKill   = "kill"   // ID EXEC SIGNAL

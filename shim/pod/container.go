@@ -53,7 +53,7 @@ func (p *Pod) Create(ctx context.Context, id, root string, s *spec.Container) (*
 func (c *Container) fill(ctx context.Context, root string) error {
 	p, s := c.pod, c.spec
 	limits := rootfs.Limits{Bytes: int64(p.asked.Shape.Disk), Entries: maxRootFiles}
-	if err := p.copyIn(ctx, root, "", guest.File(c.ID, "", guest.FileRoot), limits); err != nil {
+	if err := p.copyIn(ctx, guest.CmdUnpack, root, "", guest.File(c.ID, "", guest.FileRoot), limits); err != nil {
 		return fmt.Errorf("copying the root file system: %w", err)
 	}
 	if err := c.addVolumes(ctx); err != nil {
@@ -113,9 +113,9 @@ func (c *Container) discard() {
 	_ = c.Remove(ctx) // or it stays until the pod's end
 }
 
-// copyIn copies a file tree of the host to the folder dest of the sandbox; a file gets the name
-// name there.
-func (p *Pod) copyIn(ctx context.Context, source, name, dest string, l rootfs.Limits) error {
+// copyIn copies a file tree of the host to the folder dest of the sandbox by a command of the helper,
+// guest.CmdUnpack or CmdUpdate; a file gets the name name there.
+func (p *Pod) copyIn(ctx context.Context, cmd, source, name, dest string, l rootfs.Limits) error {
 	release, err := slot(ctx, p.copies)
 	if err != nil {
 		return err
@@ -128,7 +128,7 @@ func (p *Pod) copyIn(ctx context.Context, source, name, dest string, l rootfs.Li
 		_ = w.CloseWithError(err)
 		packed <- err
 	}()
-	_, err = p.helper(ctx, r, guest.CmdUnpack, dest)
+	_, err = p.helper(ctx, r, cmd, dest)
 	_ = r.CloseWithError(io.ErrClosedPipe)
 	if perr := <-packed; perr != nil && perr != io.ErrClosedPipe {
 		return perr

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"turnstone.dev/turnstone/shim/guest"
 	"turnstone.dev/turnstone/shim/rootfs"
 	"turnstone.dev/turnstone/shim/spec"
 )
@@ -21,6 +22,9 @@ const (
 	maxFiles  = 100_000
 	maxBack   = 64 << 10 // of a file that is copied out
 )
+
+// copyTries is how often a volume is copied that the kubelet replaces meanwhile.
+const copyTries = 3
 
 // volumes are what was copied into the sandbox. Containers that name the same folder share its
 // copy.
@@ -99,9 +103,14 @@ func (p *Pod) volume(ctx context.Context, id string, v spec.Volume, st fs.FileIn
 	if at.copied {
 		return at, nil
 	}
-	at.version = versionOf(v.Source)
-	err := p.copyIn(ctx, v.Source, "file", at.dir,
-		rootfs.Limits{Bytes: maxVolume, Entries: maxFiles})
+	var err error
+	for range copyTries {
+		at.version = versionOf(v.Source)
+		if err = p.copyIn(ctx, guest.CmdUnpack, v.Source, "file", at.dir,
+			rootfs.Limits{Bytes: maxVolume, Entries: maxFiles}); err == nil || versionOf(v.Source) == at.version {
+			break
+		}
+	}
 	at.copied = err == nil
 	return at, err
 }
@@ -163,7 +172,7 @@ func (p *Pod) updateOne(ctx context.Context, source string, v *volume) {
 	}
 	defer v.unlock()
 	now := versionOf(source)
-	if v.copied && now != "" && now != v.version && p.copyIn(ctx, source, "file", v.dir,
+	if v.copied && now != "" && now != v.version && p.copyIn(ctx, guest.CmdUpdate, source, "file", v.dir,
 		rootfs.Limits{Bytes: maxVolume, Entries: maxFiles}) == nil {
 		v.version = now
 	}

@@ -33,8 +33,8 @@ func run(args []string) (int, error) {
 		return 1, errors.New("a command and its arguments are missing")
 	}
 	cmd, id, rest := args[0], args[1], args[2:]
-	if cmd == guest.CmdUnpack {
-		return 0, unpack(os.Stdin, id)
+	if cmd == guest.CmdUnpack || cmd == guest.CmdUpdate {
+		return 0, unpack(os.Stdin, id, cmd == guest.CmdUpdate)
 	}
 	if err := guest.CheckID(id); err != nil {
 		return 1, err

@@ -17,9 +17,18 @@ import (
 // libarchive write them.
 const xattrKey = "SCHILY.xattr."
 
+// current is the link in a volume of the kubelet's that leads to the files of today. The kubelet replaces it when
+// they are complete.
+const current = "/..data"
+
+// errChanged is the error of a volume that the kubelet has replaced while it was packed.
+var errChanged = errors.New("the volume has changed meanwhile")
+
 // unpack writes a tar stream below dir, which becomes the process's root: no name and no link of
 // the stream leads out of it. Owners, modes, times, hard links and extended attributes are kept.
-func unpack(r io.Reader, dir string) error {
+// What is there is replaced in one step, file by file, and of a volume of the kubelet's all at once. With update,
+// what dir has and the stream has not is removed at the end.
+func unpack(r io.Reader, dir string, update bool) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -30,27 +39,69 @@ func unpack(r io.Reader, dir string) error {
 		return err
 	}
 	unix.Umask(0)
+	names, err := unpackAll(tar.NewReader(r))
+	if err != nil {
+		return err
+	}
+	if update {
+		if err := removeOthers(names); err != nil {
+			return err
+		}
+	}
+	_, err = io.Copy(io.Discard, r) // the end of the archive
+	return err
+}
+
+// unpackAll returns the names of what the stream has in its root.
+func unpackAll(tr *tar.Reader) (names map[string]bool, err error) {
 	var dirs []*tar.Header // whose times the entries below them change
-	for tr := tar.NewReader(r); ; {
+	var last *tar.Header
+	names = make(map[string]bool)
+	for {
 		h, err := tr.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
 		h.Name = path.Clean("/" + h.Name)
+		first, _, _ := strings.Cut(h.Name[1:], "/")
+		names[first] = true
+		if h.Name == current && h.Typeflag == tar.TypeSymlink {
+			last = h
+			continue
+		}
 		if err := unpackOne(tr, h); err != nil {
-			return fmt.Errorf("%s: %w", h.Name, err)
+			return nil, fmt.Errorf("%s: %w", h.Name, err)
 		}
 		if h.Typeflag == tar.TypeDir {
 			dirs = append(dirs, h)
 		}
 	}
+	if last != nil {
+		to, _, _ := strings.Cut(last.Linkname, "/")
+		if len(to) > 2 && strings.HasPrefix(to, "..") && !names[to] {
+			return nil, errChanged
+		}
+		if err := unpackOne(nil, last); err != nil {
+			return nil, fmt.Errorf("%s: %w", last.Name, err)
+		}
+	}
 	for i := len(dirs) - 1; i >= 0; i-- {
 		_ = os.Chtimes(dirs[i].Name, dirs[i].ModTime, dirs[i].ModTime)
 	}
-	_, err := io.Copy(io.Discard, r) // the end of the archive
+	return names, nil
+}
+
+// removeOthers removes what is in the root and has none of these names: an earlier state of a secret must not stay.
+func removeOthers(names map[string]bool) error {
+	entries, err := os.ReadDir("/")
+	for _, e := range entries {
+		if !names[e.Name()] {
+			err = errors.Join(err, os.RemoveAll("/"+e.Name()))
+		}
+	}
 	return err
 }
 
@@ -62,50 +113,64 @@ func unpackOne(r io.Reader, h *tar.Header) error {
 			}
 		}
 	}
+	at := h.Name
+	if was, err := os.Lstat(h.Name); err == nil && (h.Typeflag != tar.TypeDir || !was.IsDir()) {
+		at += ".podinit-new"
+		_ = os.RemoveAll(at)
+		if was.IsDir() != (h.Typeflag == tar.TypeDir) { // the one cannot take the other's place
+			_ = os.RemoveAll(h.Name)
+		}
+	}
+	made, err := unpackAs(r, h, at)
+	if err == nil && made && at != h.Name {
+		err = os.Rename(at, h.Name)
+	}
+	if at != h.Name {
+		_ = os.Remove(at) // a rename of two links of one file leaves both
+	}
+	return err
+}
+
+// unpackAs makes the entry h under the name at, and reports whether it is one of those that are made.
+func unpackAs(r io.Reader, h *tar.Header, at string) (made bool, err error) {
 	mode := uint32(h.Mode & 0o7777)
 	switch h.Typeflag {
 	case tar.TypeDir:
-		if err := os.Mkdir(h.Name, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-			return err
+		if err := os.Mkdir(at, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+			return false, err
 		}
 	case tar.TypeReg:
-		if err := writeFile(r, h.Name); err != nil {
-			return err
+		if err := writeFile(r, at); err != nil {
+			return false, err
 		}
 	case tar.TypeSymlink:
-		_ = os.Remove(h.Name)
-		if err := os.Symlink(h.Linkname, h.Name); err != nil {
-			return err
+		if err := os.Symlink(h.Linkname, at); err != nil {
+			return false, err
 		}
 	case tar.TypeLink:
-		_ = os.Remove(h.Name)
-		return os.Link(path.Clean("/"+h.Linkname), h.Name)
+		return true, os.Link(path.Clean("/"+h.Linkname), at)
 	case tar.TypeFifo:
-		if err := unix.Mkfifo(h.Name, mode); err != nil && !errors.Is(err, os.ErrExist) {
-			return err
+		if err := unix.Mkfifo(at, mode); err != nil {
+			return false, err
 		}
 	default:
-		return nil
+		return false, nil
 	}
-	if err := os.Lchown(h.Name, h.Uid, h.Gid); err != nil {
-		return err
+	if err := os.Lchown(at, h.Uid, h.Gid); err != nil || h.Typeflag == tar.TypeSymlink {
+		return true, err
 	}
-	if h.Typeflag == tar.TypeSymlink {
-		return nil
-	}
-	if err := unix.Chmod(h.Name, mode); err != nil { // after the owner, which clears bits
-		return err
+	if err := unix.Chmod(at, mode); err != nil { // after the owner, which clears bits
+		return false, err
 	}
 	for key, value := range h.PAXRecords {
 		if name, ok := strings.CutPrefix(key, xattrKey); ok {
-			_ = unix.Lsetxattr(h.Name, name, []byte(value), 0) // not all kernels have all
+			_ = unix.Lsetxattr(at, name, []byte(value), 0) // not all kernels have all
 		}
 	}
-	return os.Chtimes(h.Name, h.ModTime, h.ModTime)
+	return true, os.Chtimes(at, h.ModTime, h.ModTime)
 }
 
 func writeFile(r io.Reader, name string) error {
-	_ = os.Remove(name)
 	f, err := os.OpenFile(filepath.Clean(name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
