@@ -17,10 +17,10 @@ func Key(ctx context.Context, root *statedir.Dir) error {
 	return err
 }
 
-// sharedFolders hold nothing of a tenant: the guest kernel, and snapshots of machines that have
-// booted a template, under keys that only who has the template's image finds. The cache is not
+// sharedFolders hold nothing of a tenant: the guest kernel, gVisor's image of this program's agent, and snapshots
+// of machines that have booted a template, under keys that only who has the template's image finds. The cache is not
 // among them, because it has images that the operator's credentials may have fetched.
-func sharedFolders() []string { return []string{"kernel", "snapshots"} }
+func sharedFolders() []string { return []string{"gvisor", "kernel", "snapshots"} }
 
 // Share gives a tenant's state directory the public parts of the node's, and the node's key, which
 // signs the statements about its turns.
