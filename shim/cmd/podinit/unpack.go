@@ -21,6 +21,10 @@ const xattrKey = "SCHILY.xattr."
 // they are complete.
 const current = "/..data"
 
+// aside is the name of an entry until it takes another's place: no key of a ConfigMap or Secret begins so, and a
+// longer name than theirs would not fit.
+const aside = "..podinit-new"
+
 // errChanged is the error of a volume that the kubelet has replaced while it was packed.
 var errChanged = errors.New("the volume has changed meanwhile")
 
@@ -115,7 +119,7 @@ func unpackOne(r io.Reader, h *tar.Header) error {
 	}
 	at := h.Name
 	if was, err := os.Lstat(h.Name); err == nil && (h.Typeflag != tar.TypeDir || !was.IsDir()) {
-		at += ".podinit-new"
+		at = path.Join(path.Dir(h.Name), aside)
 		_ = os.RemoveAll(at)
 		if was.IsDir() != (h.Typeflag == tar.TypeDir) { // the one cannot take the other's place
 			_ = os.RemoveAll(h.Name)

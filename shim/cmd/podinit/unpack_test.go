@@ -108,15 +108,16 @@ func TestUpdate(t *testing.T) {
 			}
 		}
 	})
+	long := strings.Repeat("k", 253) // the longest key
 	for version := 1; version <= 30; version++ {
-		check(t, helper(t, pack(t, settings(t, version, "a", "b")), guest.CmdUpdate, dir))
-		for _, k := range []string{"a", "b"} {
+		check(t, helper(t, pack(t, settings(t, version, "a", "b", long)), guest.CmdUpdate, dir))
+		for _, k := range []string{"a", "b", long} {
 			if text, err := os.ReadFile(filepath.Join(dir, k)); err != nil || string(text) != fmt.Sprint(version) {
 				t.Fatalf("%s of version %d: %q, %v", k, version, text, err)
 			}
 		}
 	}
-	if got, want := names(t, dir), []string{"..2026_030", "..data", "a", "b"}; !slices.Equal(got, want) {
+	if got, want := names(t, dir), []string{"..2026_030", "..data", "a", "b", long}; !slices.Equal(got, want) {
 		t.Errorf("the volume has %q, want %q", got, want)
 	}
 }

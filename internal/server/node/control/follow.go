@@ -229,6 +229,9 @@ func (s *Service) lookSessions(ctx context.Context, st *tenants.State, all bool)
 	s.mu.Lock()
 	t := s.tenants[st]
 	s.mu.Unlock()
+	if t == nil {
+		return // its state was forgotten since
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := databaseStamp(st)
