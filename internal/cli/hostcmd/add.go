@@ -26,7 +26,7 @@ import (
 type addCmd struct {
 	Name      string   `arg:"" help:"Name of the host, for turn host use."`
 	URL       string   `arg:"" help:"Address: https://…, http://LOOPBACK or unix:PATH."`
-	Pin       []string `help:"Trust nodes with this fingerprint (repeatable)." placeholder:"SHA256:…" sep:"none"`
+	Pin       []string `help:"Trust nodes with this fingerprint or public key (repeatable)." placeholder:"SHA256:…" sep:"none"`
 	Root      string   `help:"Trust the nodes that this root (or FILE) certified." placeholder:"SHA256:…"`
 	TokenFile string   `help:"Read the token from FILE; - stores standard input." placeholder:"FILE"`
 	Use       bool     `help:"Also select the host for later commands."`
@@ -64,13 +64,30 @@ func (c *addCmd) Validate() error {
 	if c.Root != "" && len(c.Pin) > 0 {
 		return errors.New("--root and --pin cannot be used together")
 	}
-	for _, pin := range c.Pin {
-		if !key.IsID(strings.TrimSpace(pin)) {
-			return fmt.Errorf("--pin: %.80q is no fingerprint: write SHA256:… as turn key ls prints it "+
-				"on the node", pin)
+	for i, pin := range c.Pin {
+		id, err := fingerprint(pin)
+		if err != nil {
+			return err
 		}
+		c.Pin[i] = id
 	}
 	return nil
+}
+
+// fingerprint returns the fingerprint that --pin names: itself, or a public key, as turn key show --pub prints it.
+func fingerprint(pin string) (string, error) {
+	pin = strings.TrimSpace(pin)
+	if key.IsID(pin) {
+		return pin, nil
+	}
+	if key.IsPublic(pin) {
+		p, _, err := key.ParsePublic(pin)
+		if err != nil {
+			return "", fmt.Errorf("--pin: %w", err)
+		}
+		return p.ID(), nil
+	}
+	return "", fmt.Errorf("--pin: %.80q is no fingerprint: write SHA256:… as turn key ls prints it on the node", pin)
 }
 
 // Run adds the host.
@@ -273,7 +290,7 @@ func (c *addCmd) pinned(address remote.Address, h *hosts.Host, nodes []NodeRepor
 	for _, pin := range c.Pin {
 		found := false
 		for _, n := range nodes {
-			if n.Key == strings.TrimSpace(pin) {
+			if n.Key == pin {
 				h.Nodes[n.Name], found = []string{n.Public}, true
 			}
 		}

@@ -20,3 +20,23 @@ func TestSome(t *testing.T) {
 		t.Error(text)
 	}
 }
+
+// TestPins: --pin takes a node's fingerprint and its public key, in the forms that turn key prints.
+func TestPins(t *testing.T) {
+	const id = "SHA256:+DiY3wvvV6TuJJhbpZisF/zLDA0zPMSvHdkr4UvCOqU"
+	const public = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
+	c := &addCmd{Pin: []string{id, " " + id + "\n", public, public + " node@host\n"}}
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for _, pin := range c.Pin {
+		if pin != id {
+			t.Errorf("%q, want %q", pin, id)
+		}
+	}
+	for _, bad := range []string{"", "x", "SHA256:x", "ssh-ed25519", "ssh-ed25519 x", public + "\n" + public} {
+		if err := (&addCmd{Pin: []string{bad}}).Validate(); err == nil {
+			t.Errorf("%q is taken", bad)
+		}
+	}
+}
