@@ -30,8 +30,8 @@ var errChanged = errors.New("the volume has changed meanwhile")
 
 // unpack writes a tar stream below dir, which becomes the process's root: no name and no link of
 // the stream leads out of it. Owners, modes, times, hard links and extended attributes are kept.
-// What is there is replaced in one step, file by file, and of a volume of the kubelet's all at once. With update,
-// what dir has and the stream has not is removed at the end.
+// An entry that exists is replaced in one step, and the files of a volume that the kubelet updates all at once. With
+// update, entries of dir that the stream lacks are removed at the end.
 func unpack(r io.Reader, dir string, update bool) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -98,7 +98,8 @@ func unpackAll(tr *tar.Reader) (names map[string]bool, err error) {
 	return names, nil
 }
 
-// removeOthers removes what is in the root and has none of these names: an earlier state of a secret must not stay.
+// removeOthers removes the entries of the root that have none of these names, because no earlier version of a secret
+// may stay.
 func removeOthers(names map[string]bool) error {
 	entries, err := os.ReadDir("/")
 	for _, e := range entries {

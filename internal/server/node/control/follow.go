@@ -100,9 +100,14 @@ func (s *Service) attach(st *tenants.State) *tenant {
 	return t
 }
 
-// detach drops what is noted of tenants whose state is forgotten.
+// detach drops the notes and sizes of tenants whose state is forgotten.
 func (s *Service) detach() {
 	all := s.o.Tenants.All()
+	names := make(map[string]bool)
+	for _, st := range all {
+		names[st.Tenant] = true
+	}
+	s.sizes.keep(names)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	maps.DeleteFunc(s.tenants, func(st *tenants.State, _ *tenant) bool { return !slices.Contains(all, st) })

@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -36,6 +37,14 @@ func (z *sizes) get(tenant string, id turnstone.SessionID) int64 {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	return z.of[sizeName{tenant, id}]
+}
+
+// keep drops the sizes of other tenants than these.
+func (z *sizes) keep(tenants map[string]bool) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	maps.DeleteFunc(z.stored, func(tenant string, _ int64) bool { return !tenants[tenant] })
+	maps.DeleteFunc(z.of, func(n sizeName, _ int64) bool { return !tenants[n.tenant] })
 }
 
 // measure begins to measure the sessions of tenants whose database has changed, unless it was done a

@@ -14,11 +14,11 @@ import (
 	"turnstone.dev/turnstone/internal/template"
 )
 
-// identity is what stays of a tenant whose state is forgotten: its keys, what it trusts, and its name in the bucket
-// of its sessions. It is the same tenant when it comes back.
+// identity are the entries that stay when a state is forgotten: keys, trusted keys, and the owner's name in the
+// bucket. With them a tenant that comes back is the same one.
 var identity = []string{"keys", "trusted", "revoked", "client", "domain", "domains", "store-id"}
 
-// derived is what a state directory has for a tenant without content, too. It is made again when it is needed.
+// derived are the entries of a state directory that a tenant without content has, too. They are made again on demand.
 var derived = []string{"cache", "config.toml", "context.db", "context.db-shm", "context.db-wal",
 	"firecracker", "gvisor", "images", "kernel", "leases", "slots", "snapshots", "store", "store-s3", "templates", "trash"}
 
@@ -91,8 +91,8 @@ func (s *Set) drop(st *State) {
 	slog.Info("a tenant without content is forgotten", "tenant", st.Tenant)
 }
 
-// clear removes the files of a tenant, but for its identity. The folder that tells of a state goes last: what a
-// crash leaves is opened again, and forgotten again.
+// clear removes all files of a tenant except its identity. names lists a tenant by its server folder, so that folder
+// is removed last: after a crash the next start opens the tenant, and forgets it again.
 func (s *State) clear() error {
 	entries, err := os.ReadDir(s.Dir.Root)
 	for _, e := range entries {
@@ -129,7 +129,7 @@ func (s *State) empty(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	folders := slices.Clone(objects)
-	for _, e := range kept { // of owners, those of sessions count; what was received goes with its call
+	for _, e := range kept { // owners have sessions or templates, and received files end with their call
 		if name := e.Name(); name != ownersFolder && name != receivedFolder {
 			folders = append(folders, filepath.Join(serverFolder, name))
 		}
