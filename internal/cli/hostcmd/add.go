@@ -26,7 +26,7 @@ import (
 type addCmd struct {
 	Name      string   `arg:"" help:"Name of the host, for turn host use."`
 	URL       string   `arg:"" help:"Address: https://…, http://LOOPBACK or unix:PATH."`
-	Pin       []string `help:"Trust nodes with this fingerprint or public key (repeatable)." placeholder:"SHA256:…" sep:"none"`
+	Pin       []string `help:"Trust nodes with this fingerprint or key (repeatable)." placeholder:"SHA256:…" sep:"none"`
 	Root      string   `help:"Trust the nodes that this root (or FILE) certified." placeholder:"SHA256:…"`
 	TokenFile string   `help:"Read the token from FILE; - stores standard input." placeholder:"FILE"`
 	Use       bool     `help:"Also select the host for later commands."`
