@@ -107,3 +107,15 @@ func (p *docParser) cutEvidence(n ast.Node) bool {
 	p.doc.layout.evidence = append(p.doc.layout.evidence, edit{from: from, to: end})
 	return true
 }
+
+// checkEvidence refuses a document that ends with evidence once the evidence below it is removed: markdown reads the
+// former as a part of another comment, so no text comes out that is sure to be the author's.
+func (p *docParser) checkEvidence() {
+	if len(p.doc.layout.evidence) == 0 {
+		return
+	}
+	if clean := p.doc.Clean(); withoutEvidence(clean) < len(clean) {
+		p.errorAt(p.doc.layout.evidence[0].from, "this evidence is below other evidence, which is part of a comment",
+			"remove both: the comments that begin with turn:evidence")
+	}
+}

@@ -2,6 +2,7 @@ package document
 
 import (
 	"bytes"
+	"errors"
 	"strings"
 	"testing"
 
@@ -90,6 +91,23 @@ func TestEvidenceHasOneSpelling(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestEvidenceInAComment: evidence within a comment, and below it, is no document, because without the lower one the
+// upper one would be taken for that of the receipt.
+func TestEvidenceInAComment(t *testing.T) {
+	const comment = "<!-- turn:evidence{}\n<!-- turn:evidence\n{}\n-->\n"
+	for _, below := range []string{"\n<!-- turn:evidence", "\n<!-- turn:evidence\n{}", "\n  <!-- turn:evidence\n-->\n"} {
+		var faults SyntaxErrors
+		if _, err := Parse("d.md", []byte(comment+below)); !errors.As(err, &faults) || faults[0].Line < 4 {
+			t.Errorf("%q: %v", below, err)
+		}
+	}
+	for _, fine := range []string{comment + "\nwords\n", "\n<!-- turn:evidence\n{}\n-->\n\n<!-- turn:evidence", comment} {
+		if _, err := Parse("d.md", []byte(fine)); err != nil {
+			t.Errorf("%q: %v", fine, err)
+		}
+	}
 }
 
 // FuzzEvidence: evidence is cut at one place only, and a document that runs again is the text before

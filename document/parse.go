@@ -94,6 +94,9 @@ func parse(name string, src []byte, claims *claimReader) (*Document, error) {
 			"pass the data to the turn as files")
 	}
 	if len(p.errs) == 0 {
+		p.checkEvidence()
+	}
+	if len(p.errs) == 0 {
 		return p.doc, nil
 	}
 	slices.SortStableFunc(p.errs, func(a, b SyntaxError) int {
