@@ -27,6 +27,7 @@ type commandLine struct {
 	Show    showCmd             `cmd:"" group:"Inspect turns" help:"Show a turn, its receipt or its changes."`
 	Diff    diffCmd             `cmd:"" group:"Inspect turns" help:"Compare the states of two turns."`
 	Compare proofcmd.CompareCmd `cmd:"" group:"Inspect turns" help:"Lay several turns side by side."`
+	Logs    logsCmd             `cmd:"" group:"Inspect turns" help:"Print the output of a Turn object of Kubernetes."`
 	Trace   proofcmd.TraceCmd   `cmd:"" group:"Inspect turns" help:"Export what a turn ran to OpenTelemetry."`
 	UI      sandboxcmd.UICmd    `cmd:"" name:"ui" group:"Inspect turns" help:"Serve a page that shows sessions and runs turns."`
 	Ls      lsCmd               `cmd:"" group:"Inspect turns" help:"List files of a turn's state."`
