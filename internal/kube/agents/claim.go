@@ -46,9 +46,10 @@ func (r *refusal) Error() string { return r.why }
 
 // claims reconciles objects of the kind SandboxClaim.
 type claims struct {
-	o    *Options
-	to   client.Client
-	tell teller
+	o     *Options
+	to    client.Client
+	tell  teller
+	ahead *ahead
 }
 
 // Reconcile implements reconcile.Reconciler.
@@ -198,6 +199,7 @@ func (r *claims) grant(ctx context.Context, c *extv1.SandboxClaim, t *extv1.Sand
 	if !metav1.IsControlledBy(s, c) {
 		return &refusal{reason: reasonConflict, why: "there is a Sandbox " + s.Name + " that is not the claim's"}
 	}
+	r.ahead.look(s)
 	c.Status.SandboxStatus = extv1.SandboxStatus{Name: s.Name, PodIPs: s.Status.PodIPs,
 		ServiceFQDN: s.Status.ServiceFQDN}
 	is := ready(s.Status.Conditions)

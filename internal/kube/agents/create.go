@@ -68,6 +68,26 @@ func (r *sandboxes) create(ctx context.Context, s *sandboxv1.Sandbox, want *v1.C
 	return nil, err
 }
 
+// first creates the sandbox of an object that is looked at for the first time, without a question whether there is one:
+// if an earlier operator has made it, the same call returns it. It returns nil if the object has to be looked at
+// in whole.
+func (r *sandboxes) first(ctx context.Context, s *sandboxv1.Sandbox, want *v1.CreateSandboxRequest) (*v1.Sandbox, error) {
+	if len(s.Status.Conditions) > 0 || s.Spec.OperatingMode == sandboxv1.SandboxOperatingModeSuspended ||
+		r.attempts.failed(s.UID) > 0 {
+		return nil, nil
+	}
+	box, err := r.o.Server.Create(ctx, s.Namespace, attempt(want, 0))
+	switch {
+	case api.IsKeySpent(err):
+		return nil, nil
+	case err != nil:
+		return nil, later(s, err)
+	case box.State != v1.SandboxState_SANDBOX_STATE_READY && box.State != v1.SandboxState_SANDBOX_STATE_RUNNING, box.Removed:
+		return nil, nil
+	}
+	return box, nil
+}
+
 // recreate repeats the call for a sandbox that is being created. It waits for that call, if one waits for
 // the node, and otherwise asks the node again: an earlier operator, or a connection, may have ended.
 func (r *sandboxes) recreate(ctx context.Context, s *sandboxv1.Sandbox, box *v1.Sandbox,

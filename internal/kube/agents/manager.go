@@ -64,7 +64,7 @@ func Add(m manager.Manager, o *Options) error {
 	meant := builder.WithPredicates(steady.Meant())
 	recorder := m.GetEventRecorder("turn-operator")
 	boxes := &sandboxes{o: o, to: steady.Fresh(m.GetClient()), live: m.GetAPIReader(), tell: recorder,
-		fleet: newFleet(o, m.GetClient(), recorder), followers: newFollowers(o)}
+		fleet: newFleet(o, m.GetClient(), recorder), followers: newFollowers(o), ahead: newAhead()}
 	if err := errors.Join(m.Add(boxes.fleet), m.Add(boxes.followers)); err != nil {
 		return err
 	}
@@ -77,9 +77,10 @@ func Add(m manager.Manager, o *Options) error {
 	}
 	o.Metrics.follow(m.GetClient(), m.Elected())
 	tell := teller{recorder}
-	of := &claims{o: o, to: steady.Fresh(m.GetClient()), tell: tell}
+	of := &claims{o: o, to: steady.Fresh(m.GetClient()), tell: tell, ahead: boxes.ahead}
 	if err := ctrl.NewControllerManagedBy(m).For(&extv1.SandboxClaim{}, meant).
 		Owns(&sandboxv1.Sandbox{}, builder.WithPredicates(says())).
+		WatchesRawSource(source.Channel(of.ahead.claims, &handler.EnqueueRequestForObject{})).
 		Watches(&extv1.SandboxWarmPool{}, handler.EnqueueRequestsFromMapFunc(of.waiting), meant).
 		Watches(&extv1.SandboxTemplate{}, handler.EnqueueRequestsFromMapFunc(of.waiting), meant).
 		WithOptions(many()).Complete(steady.Calm(of)); err != nil {

@@ -29,6 +29,7 @@ type sandboxes struct {
 	attempts  attempts
 	fleet     *fleet
 	followers *followers
+	ahead     *ahead
 	tell      events.EventRecorder
 }
 
@@ -85,7 +86,9 @@ func (r *sandboxes) Reconcile(ctx context.Context, q ctrl.Request) (ctrl.Result,
 		r.failed(s, err)
 	}
 	if !same(was, &s.Status) {
+		r.ahead.tell(ctx, s)
 		if uerr := r.to.Status().Update(ctx, s); uerr != nil {
+			r.ahead.withdraw(ctx, s)
 			if err == nil {
 				return result(uerr)
 			}
@@ -148,6 +151,7 @@ func (r *sandboxes) end(ctx context.Context, s *sandboxv1.Sandbox) error {
 		return err
 	}
 	r.attempts.set(s.UID, 0)
+	r.ahead.forget(s.UID)
 	before := s.DeepCopy()
 	controllerutil.RemoveFinalizer(s, Finalizer)
 	return client.IgnoreNotFound(r.to.Patch(ctx, s, client.MergeFromWithOptions(before,
@@ -188,6 +192,12 @@ func (r *sandboxes) follow(ctx context.Context, s *sandboxv1.Sandbox) (time.Dura
 	want, m, err := r.o.convert(s)
 	if err != nil {
 		return r.next(left), err
+	}
+	if box, err := r.first(ctx, s, want); box != nil || err != nil {
+		if err != nil {
+			return r.next(left), err
+		}
+		return r.match(ctx, s, box, m, left)
 	}
 	all, err := r.o.Server.List(ctx, s.Namespace, r.o.ours(s))
 	if err != nil {

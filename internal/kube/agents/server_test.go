@@ -45,6 +45,7 @@ type server struct {
 	step  func(what string, after bool) error
 	over  atomic.Bool  // of what tests make fail: the cause has passed
 	lists atomic.Int64 // calls of List
+	asked atomic.Int64 // of them, about one object
 }
 
 type box struct {
@@ -153,6 +154,9 @@ func (s *server) held(namespace string) (n int) {
 
 func (s *server) List(_ context.Context, namespace, by string) (all []*v1.Sandbox, err error) {
 	s.lists.Add(1)
+	if !strings.HasSuffix(by, "/") {
+		s.asked.Add(1)
+	}
 	err = s.do("list", func() error {
 		for _, b := range s.boxes {
 			below := strings.HasSuffix(by, "/") && strings.HasPrefix(b.ManagedBy, by)
