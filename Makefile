@@ -115,7 +115,7 @@ critest: setup-tests shim ## run the conformance tests of the CRI against the sh
 	cd shim && CGO_ENABLED=0 TURN_TEST_CRITEST=1 $(GO) test -trimpath -v -timeout $(TIMEOUT) -count 1 -run '^TestCritest$$' ./testbed
 
 .PHONY: kube-e2e
-kube-e2e: setup-tests shim ## run pods under a kubelet, whose processes are killed, as root
+kube-e2e: setup-tests shim operator ## run pods and sandboxes in a cluster whose processes are killed, as root
 	cd internal/kube/e2e && CGO_ENABLED=0 $(GO) test -trimpath $(TAGS) -v -timeout $(TIMEOUT) -count 1 $(if $(ONLY),-run '$(ONLY)') .
 
 .PHONY: run

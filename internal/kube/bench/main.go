@@ -106,7 +106,7 @@ func (b *bench) simulated(ctx context.Context, dir string) (err error) {
 	if b.server, err = startServer(ctx, b.bin, dir, tenant, b.nodes); err != nil {
 		return err
 	}
-	defer b.server.end()
+	defer b.server.run.End()
 	fmt.Printf("\n%d simulated nodes and %d callers in one process, gateway and controller in another "+
 		"(SQLite), etcd and kube-apiserver; load at the beginning %s.\n\n| what | |\n|---|---|\n", b.nodes, b.callers, load())
 	if _, err := b.gateway(ctx, "warm-up", b.warmUp); err != nil {

@@ -4,17 +4,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -26,7 +22,6 @@ import (
 	"turnstone.dev/turnstone/internal/kube/kubetest"
 	"turnstone.dev/turnstone/internal/remote"
 	"turnstone.dev/turnstone/internal/remote/hosts"
-	"turnstone.dev/turnstone/internal/testhome"
 	"turnstone.dev/turnstone/sandboxes"
 )
 
@@ -41,12 +36,11 @@ func operatorScopes() []string {
 	return append(control.Sandboxes(), "tokens:issue", "tokens:read", "tenants:issue", "pools:write")
 }
 
-// A realNode is a server with all roles, whose sandboxes are real and wait in a pool, with its operator.
+// A realNode is a server whose sandboxes are real and wait in a pool, with its operator.
 type realNode struct {
-	bin, home, client string
-	pool              int // sandboxes that wait
-	server, operator  *program
-	metrics, router   string
+	*kubetest.Server
+	pool            int // sandboxes that wait
+	metrics, router string
 }
 
 // real claims sandboxes that wait, one after another: through the gateway, and as objects. Each claim
@@ -59,7 +53,7 @@ func (b *bench) real(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
-	defer n.end()
+	defer n.End()
 	c, err := b.cluster(ctx, filepath.Join(dir, "cluster"))
 	if err != nil {
 		return err
@@ -88,7 +82,7 @@ func (b *bench) real(ctx context.Context, dir string) error {
 		return err
 	}
 	if err := n.rhythms(ctx, to, b.sizes); err != nil {
-		return fmt.Errorf("%w: %s", err, n.operator.log.String())
+		return fmt.Errorf("%w: %s", err, n.Operator.Log())
 	}
 	after, err := n.warmClaims(ctx)
 	if err == nil {
@@ -140,40 +134,23 @@ func (n *realNode) rhythms(ctx context.Context, to client.WithWatch, s sizes) er
 	return nil
 }
 
-// startReal starts the server on a state directory with the templates that all tests share.
-func startReal(ctx context.Context, bin, dir string, pool int) (n *realNode, err error) {
-	shared, err := testhome.Path()
+// startTime bounds the start of a program.
+const startTime = 2 * time.Minute
+
+// startReal starts the server.
+func startReal(ctx context.Context, bin, dir string, pool int) (*realNode, error) {
+	s, err := kubetest.StartServer(ctx, kubetest.ServerOptions{Bin: bin, Dir: dir, Tenant: tenant, Scopes: operatorScopes(),
+		Env: []string{"TURN_SERVER_TELEMETRY_LISTEN=127.0.0.1:0",
+			fmt.Sprintf(`TURN_SERVER_POOLS=[{template = "base", tenant = %q, memory = "256MiB", min = %d, max = %[2]d}]`,
+				tenant, pool)}})
 	if err != nil {
 		return nil, err
 	}
-	if bin, err = filepath.Abs(bin); err != nil {
-		return nil, err
-	}
-	n = &realNode{bin: bin, pool: pool, home: filepath.Join(dir, "node"), client: filepath.Join(dir, "user")}
-	for _, part := range []string{"templates", "kernel", "snapshots", "cache"} {
-		if err := errors.Join(os.MkdirAll(n.home, 0o700), os.MkdirAll(filepath.Join(shared, part), 0o700),
-			os.Symlink(filepath.Join(shared, part), filepath.Join(n.home, part))); err != nil {
-			return nil, err
-		}
-	}
-	n.server, err = startProgram(ctx, []string{"TURN_HOME=" + n.home, "TURN_RUNSC=" + filepath.Join(bin, "runsc"),
-		"TURN_SERVER_LIMITS_RATE=100000", "TURN_SERVER_LIMITS_BURST=100000", "TURN_SERVER_TELEMETRY_LISTEN=127.0.0.1:0",
-		fmt.Sprintf(`TURN_SERVER_POOLS=[{template = "base", tenant = %q, memory = "256MiB", min = %d, max = %[2]d}]`,
-			tenant, pool)},
-		filepath.Join(bin, "turn-server"), "serve", "--listen", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	address, err := n.server.says(listens)
-	if err == nil {
-		n.metrics, err = n.server.says(metricsAt)
-	}
-	if err == nil {
-		err = n.prepare(ctx, address)
-	}
-	if err != nil {
-		err = fmt.Errorf("%w: %s", err, n.server.log.String())
-		n.end()
+	n := &realNode{Server: s, pool: pool}
+	ctx, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	if n.metrics, err = s.Process.Says(ctx, metricsAt); err != nil {
+		n.End()
 	}
 	return n, err
 }
@@ -183,75 +160,16 @@ var (
 	routerAt  = regexp.MustCompile(`serving agent-sandbox's clients.*address="?(127\.0\.0\.1:\d+)`)
 )
 
-// prepare builds the template and makes the files of the operator and of a user.
-func (n *realNode) prepare(ctx context.Context, address string) error {
-	admin := []string{"TURN_HOME=" + n.home, "TURN_HOST=unix:" + filepath.Join(n.home, "server.sock")}
-	if _, err := n.turn(ctx, admin, "template", "build", "base"); err != nil {
-		return err
-	}
-	keys, err := n.turn(ctx, admin[:1], "key", "ls", "--json")
-	pin := regexp.MustCompile(`SHA256:[A-Za-z0-9+/=]*`).FindString(keys)
-	if err != nil || pin == "" {
-		return errors.Join(err, fmt.Errorf("the node has no key: %s", keys))
-	}
-	user, err := n.turn(ctx, admin, "token", "create", "--name", "bench", "--tenant", tenant, "--ttl", "2h")
-	if err != nil {
-		return err
-	}
-	args := []string{"token", "create", "--name", "operator", "--ttl", "2h"}
-	for _, s := range operatorScopes() {
-		args = append(args, "--scope", s)
-	}
-	operator, err := n.turn(ctx, admin, args...)
-	if err != nil {
-		return err
-	}
-	if err := os.MkdirAll(n.client, 0o700); err != nil {
-		return err
-	}
-	for name, text := range map[string]string{"user": user, "operator": operator} {
-		if err := os.WriteFile(filepath.Join(n.client, name+".token"), []byte(text), 0o600); err != nil {
-			return err
-		}
-	}
-	_, err = n.turn(ctx, []string{"TURN_HOME=" + n.client, "TURN_TOKEN=" + strings.TrimSpace(user)}, "host", "add",
-		"bench", "http://"+address, "--pin", pin)
-	return err
-}
-
-// turn runs a command of the CLI.
-func (n *realNode) turn(ctx context.Context, env []string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(n.bin, "turn"), args...)
-	cmd.Env = append(os.Environ(), env...)
-	var said bytes.Buffer
-	cmd.Stderr = &said
-	out, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("turn %s: %w: %s", args[0], err, said.String())
-	}
-	return string(out), nil
-}
-
 // operate starts the operator with its router.
 func (n *realNode) operate(ctx context.Context, c *kubetest.Cluster, path string) error {
-	config, err := c.Kubeconfig("turn-operator", "system:masters")
-	if err != nil {
+	if err := n.Operate(c, path, "--router", "127.0.0.1:0"); err != nil {
 		return err
 	}
-	n.operator, err = startProgram(ctx, []string{"KUBECONFIG=" + config, "TURN_HOME=" + n.client},
-		path, "--host", "bench", "--token-file", filepath.Join(n.client, "operator.token"),
-		"--default", "--router", "127.0.0.1:0", "--metrics", "0", "--health", "0")
-	if err == nil {
-		n.router, err = n.operator.says(routerAt)
-	}
+	ctx, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	var err error
+	n.router, err = n.Operator.Says(ctx, routerAt)
 	return err
-}
-
-func (n *realNode) end() {
-	n.operator.end()
-	_, _ = n.turn(context.Background(), []string{"TURN_HOME=" + n.home,
-		"TURN_HOST=unix:" + filepath.Join(n.home, "server.sock")}, "sandbox", "rm", "--all")
-	n.server.end()
 }
 
 // gauge returns a number of the server's metrics.
@@ -280,18 +198,18 @@ func (n *realNode) full(ctx context.Context) error {
 			return err
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("%.0f sandboxes wait, not %d: %s", has, n.pool, n.server.log.String())
+			return fmt.Errorf("%.0f sandboxes wait, not %d: %s", has, n.pool, n.Process.Log())
 		}
 	}
 }
 
 // throughGateway claims by the control API, with the sealed channel to each sandbox.
 func (n *realNode) throughGateway(ctx context.Context, count int) error {
-	token, err := hosts.ReadToken(filepath.Join(n.client, "user.token"))
+	token, err := hosts.ReadToken(filepath.Join(n.Client, "user.token"))
 	if err != nil {
 		return err
 	}
-	s, err := hosts.Client{Dir: n.client, Token: token}.Server(ctx, "bench")
+	s, err := hosts.Client{Dir: n.Client, Token: token}.Server(ctx, "test")
 	if err != nil {
 		return err
 	}
@@ -341,7 +259,7 @@ func (n *realNode) asObjects(ctx context.Context, to client.WithWatch, count int
 		began := time.Now()
 		took, err := claimAll(ctx, to, name, 1, 1)
 		if err != nil {
-			return fmt.Errorf("%w: %s", err, n.operator.log.String())
+			return fmt.Errorf("%w: %s", err, n.Operator.Log())
 		}
 		ready = append(ready, took[0])
 		text, err := ask(ctx, http.MethodPost, "http://"+n.router+"/execute", strings.NewReader(`{"command":"`+say+`"}`),
@@ -389,36 +307,4 @@ func ask(ctx context.Context, method, url string, body io.Reader, header map[str
 		err = fmt.Errorf("%s: %s: %s", url, a.Status, text)
 	}
 	return string(text), err
-}
-
-// A program runs until end.
-type program struct {
-	cmd *exec.Cmd
-	log logged
-}
-
-func startProgram(ctx context.Context, env []string, path string, args ...string) (*program, error) {
-	p := &program{cmd: exec.CommandContext(ctx, path, args...)}
-	p.cmd.Env = append(os.Environ(), env...)
-	p.cmd.Stderr = &p.log
-	p.cmd.Cancel = func() error { return p.cmd.Process.Signal(syscall.SIGTERM) }
-	return p, p.cmd.Start()
-}
-
-// says waits until the program has printed what a pattern matches, and returns the pattern's group.
-func (p *program) says(what *regexp.Regexp) (string, error) {
-	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
-		if m := what.FindStringSubmatch(p.log.String()); m != nil {
-			return m[1], nil
-		}
-	}
-	return "", fmt.Errorf("%s does not start: %s", filepath.Base(p.cmd.Path), p.log.String())
-}
-
-// end ends the program. It does nothing to nil.
-func (p *program) end() {
-	if p != nil && p.cmd.Process != nil {
-		_ = p.cmd.Process.Signal(syscall.SIGTERM)
-		_ = p.cmd.Wait()
-	}
 }

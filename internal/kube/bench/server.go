@@ -10,11 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -24,6 +21,7 @@ import (
 	v1 "turnstone.dev/turnstone/internal/api/turnstone/v1"
 	connectv1 "turnstone.dev/turnstone/internal/api/turnstone/v1/turnstonev1connect"
 	"turnstone.dev/turnstone/internal/kube/agents"
+	"turnstone.dev/turnstone/internal/kube/kubetest"
 	"turnstone.dev/turnstone/internal/kube/simnode"
 	"turnstone.dev/turnstone/internal/server/config"
 	"turnstone.dev/turnstone/internal/server/peers"
@@ -31,54 +29,32 @@ import (
 
 // A server is the built turn-server with the roles gateway and controller, and clients of it.
 type server struct {
-	cmd   *exec.Cmd
+	run   *kubetest.Program
 	dir   string
 	url   string
-	log   logged
 	boxes connectv1.SandboxServiceClient
 	http  *http.Client
 }
-
-type logged struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logged) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *logged) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-var listens = regexp.MustCompile(`listeners="\[(127\.0\.0\.1:\d+)`)
 
 // startServer starts the server, its simulated nodes, and clients with a token of a tenant.
 func startServer(ctx context.Context, bin, dir, tenant string, nodes int) (*server, error) {
 	s := &server{dir: dir}
 	home, at := filepath.Join(dir, "home"), "unix:"+filepath.Join(dir, "peers")
-	s.cmd = exec.CommandContext(ctx, filepath.Join(bin, "turn-server"), "serve", "--role", "gateway", "--role",
-		"controller", "--listen", "127.0.0.1:0")
-	s.cmd.Env = append(os.Environ(), "TURN_HOME="+home, "TURN_SERVER_PEERS_LISTEN="+at, "TURN_SERVER_LIMITS_RATE=1000000",
-		"TURN_SERVER_LIMITS_BURST=1000000", "TURN_SERVER_QUOTA_SANDBOXES=1000000")
-	s.cmd.Stderr = &s.log
-	s.cmd.Cancel = func() error { return s.cmd.Process.Signal(syscall.SIGTERM) }
-	if err := s.cmd.Start(); err != nil {
+	s.run = &kubetest.Program{Path: filepath.Join(bin, "turn-server"),
+		Args: []string{"serve", "--role", "gateway", "--role", "controller", "--listen", "127.0.0.1:0"},
+		Env: []string{"TURN_HOME=" + home, "TURN_SERVER_PEERS_LISTEN=" + at, "TURN_SERVER_LIMITS_RATE=1000000",
+			"TURN_SERVER_LIMITS_BURST=1000000", "TURN_SERVER_QUOTA_SANDBOXES=1000000"}}
+	if err := s.run.Start(); err != nil {
 		return nil, err
 	}
-	for end := time.Now().Add(time.Minute); s.url == ""; time.Sleep(50 * time.Millisecond) {
-		if m := listens.FindStringSubmatch(s.log.String()); m != nil {
-			s.url = "http://" + m[1]
-		} else if time.Now().After(end) {
-			s.end()
-			return nil, fmt.Errorf("the server does not listen: %s", s.log.String())
-		}
+	starts, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
+	address, err := s.run.Address(starts)
+	if err != nil {
+		s.run.End()
+		return nil, err
 	}
+	s.url = "http://" + address
 	create := exec.CommandContext(ctx, filepath.Join(bin, "turn"), "token", "create", "--name", "bench", "--tenant", tenant,
 		"--ttl", "2h", "--scope", "sandboxes:*,sandboxes:manage,usage:read")
 	create.Env = append(os.Environ(), "TURN_HOME="+filepath.Join(dir, "client"), "TURN_HOST=unix:"+filepath.Join(home, "server.sock"))
@@ -96,18 +72,13 @@ func startServer(ctx context.Context, bin, dir, tenant string, nodes int) (*serv
 		}
 	}
 	if err != nil {
-		s.end()
-		return nil, fmt.Errorf("%w: %s", err, s.log.String())
+		s.run.End()
+		return nil, fmt.Errorf("%w: %s", err, s.run.Log())
 	}
 	s.http = &http.Client{Transport: bearer{strings.TrimSpace(string(token)),
 		&http.Transport{MaxIdleConnsPerHost: 256}}}
 	s.boxes = connectv1.NewSandboxServiceClient(s.http, s.url, api.ClientOptions()...)
 	return s, nil
-}
-
-func (s *server) end() {
-	_ = s.cmd.Process.Signal(syscall.SIGTERM)
-	_ = s.cmd.Wait()
 }
 
 type bearer struct {
@@ -123,7 +94,7 @@ func (b bearer) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // cpu returns the processor time that the server has used.
-func (s *server) cpu() time.Duration { return cpuOf(s.cmd.Process.Pid) }
+func (s *server) cpu() time.Duration { return cpuOf(s.run.PID()) }
 
 // cpuOf returns the processor time that a process has used.
 func cpuOf(pid int) time.Duration {
@@ -139,7 +110,7 @@ func cpuOf(pid int) time.Duration {
 
 // memory returns what the server has in memory now, and had at most, in MiB.
 func (s *server) memory() (now, most int) {
-	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.cmd.Process.Pid))
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.run.PID()))
 	for line := range strings.Lines(string(text)) {
 		f := strings.Fields(line)
 		if len(f) < 2 {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -37,7 +36,7 @@ type node struct {
 	admin   *kubernetes.Clientset
 	tools   string // folder of kubelet and others
 	dir     string
-	kubelet *process
+	kubelet *kubetest.Program
 }
 
 const nodeName = "machine"
@@ -107,9 +106,9 @@ func (n *node) end() {
 		all, err := n.admin.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
 		return err == nil && len(all.Items) == 0
 	})
-	n.kubelet.end()
+	n.kubelet.Kill()
 	if n.Failed() {
-		n.Logf("the kubelet's log:\n%s\ncontainerd's:\n%s", n.kubelet.log(), n.cri.Log())
+		n.Logf("the kubelet's log:\n%s\ncontainerd's:\n%s", n.kubelet.Log(), n.cri.Log())
 	}
 	for _, what := range n.cri.Close() {
 		n.Errorf("left: %s", what)
@@ -193,38 +192,15 @@ func (n *node) must(err error) {
 func (n *node) until(what string, f func() bool) {
 	n.Helper()
 	if !kubetest.Poll(patience, f) {
-		n.Fatalf("waiting until %s took too long; the kubelet's log:\n%s", what, n.kubelet.log())
+		n.Fatalf("waiting until %s took too long; the kubelet's log:\n%s", what, n.kubelet.Log())
 	}
 }
 
-// A process runs until the test ends.
-type process struct {
-	cmd  *exec.Cmd
-	path string // of its log
-	done chan struct{}
-}
-
-func (n *node) start(name string, args ...string) *process {
+// start starts a program of the cluster, which runs until the test ends.
+func (n *node) start(name string, args ...string) *kubetest.Program {
 	n.Helper()
-	p := &process{path: filepath.Join(n.dir, name+".log"), done: make(chan struct{})}
-	log, err := os.OpenFile(p.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	n.must(err)
-	p.cmd = exec.Command(filepath.Join(n.tools, name), args...)
-	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = n.dir, log, log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	n.must(p.cmd.Start())
-	go func() { _ = p.cmd.Wait(); _ = log.Close(); close(p.done) }()
-	n.whole.Cleanup(p.end)
+	p := &kubetest.Program{Path: filepath.Join(n.tools, name), Args: args, Dir: n.dir}
+	n.must(p.Start())
+	n.whole.Cleanup(p.Kill)
 	return p
-}
-
-// end kills the process, as a machine does that loses its power.
-func (p *process) end() {
-	_ = p.cmd.Process.Kill()
-	<-p.done
-}
-
-func (p *process) log() string {
-	text, _ := os.ReadFile(p.path)
-	return string(text[max(0, len(text)-16_000):])
 }

@@ -22,6 +22,7 @@ func TestKubelet(t *testing.T) {
 	t.Run("pod", n.with(served))
 	t.Run("exit", n.with(exits))
 	t.Run("kubelet killed", n.with(kubeletKilled))
+	t.Run("API server killed", n.with(apiServerKilled))
 	t.Run("containerd killed", n.with(containerdKilled))
 	t.Run("shim killed", n.with(shimKilled))
 }
@@ -123,18 +124,34 @@ func exits(n *node) {
 	n.remove("exit")
 }
 
+// same checks that a pod's container is the one that it was.
+func (n *node) same(before, after *corev1.Pod) {
+	n.Helper()
+	if a, b := before.Status.ContainerStatuses[0], after.Status.ContainerStatuses[0]; a.ContainerID != b.ContainerID || b.RestartCount != 0 {
+		n.Errorf("the container was %s, and is %s after %d restarts", a.ContainerID, b.ContainerID, b.RestartCount)
+	}
+}
+
 // kubeletKilled: a pod runs on without its kubelet, and the next one finds it.
 func kubeletKilled(n *node) {
 	n.pod("on", "while true; do sleep 1; done", nil)
 	before := n.becomes("on", corev1.ConditionTrue)
-	n.kubelet.end()
+	n.kubelet.Kill()
 	n.until("the machine is noticed as lost", func() bool { return !n.ready() })
 	n.startKubelet()
 	n.until("the machine is ready again", n.ready)
-	after := n.becomes("on", corev1.ConditionTrue)
-	if a, b := before.Status.ContainerStatuses[0], after.Status.ContainerStatuses[0]; a.ContainerID != b.ContainerID || b.RestartCount != 0 {
-		n.Errorf("the container was %s, and is %s after %d restarts", a.ContainerID, b.ContainerID, b.RestartCount)
-	}
+	n.same(before, n.becomes("on", corev1.ConditionTrue))
+}
+
+// apiServerKilled: the pod of the test before runs on without an API server, and one that comes afterwards is started.
+func apiServerKilled(n *node) {
+	before := n.becomes("on", corev1.ConditionTrue)
+	n.cluster.KillAPIServer()
+	n.must(n.cluster.StartAPIServer(n.Context()))
+	n.pod("after", "sleep 1000", nil)
+	n.becomes("after", corev1.ConditionTrue)
+	n.same(before, n.becomes("on", corev1.ConditionTrue))
+	n.remove("after")
 }
 
 // containerdKilled: the pod of the test before runs on without containerd.
@@ -144,10 +161,7 @@ func containerdKilled(n *node) {
 	n.must(n.cri.Start())
 	n.pod("next", "sleep 1000", nil)
 	n.becomes("next", corev1.ConditionTrue)
-	after := n.becomes("on", corev1.ConditionTrue)
-	if a, b := before.Status.ContainerStatuses[0], after.Status.ContainerStatuses[0]; a.ContainerID != b.ContainerID || b.RestartCount != 0 {
-		n.Errorf("the container was %s, and is %s after %d restarts", a.ContainerID, b.ContainerID, b.RestartCount)
-	}
+	n.same(before, n.becomes("on", corev1.ConditionTrue))
 	n.remove("next")
 	n.remove("on")
 }

@@ -2,7 +2,6 @@ package kubetest
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,10 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"sync"
-	"syscall"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -29,12 +25,11 @@ type Cluster struct {
 	auth *authority
 	port int
 	kv   string // the address of etcd for clients
-	etcd *program
-	api  *program
+	etcd *Program
+	api  *Program
 
-	apiArgs []string
-	path    string // of the kube-apiserver
-	nodes   bool
+	path  string // of the kube-apiserver
+	nodes bool
 }
 
 // Admin is a user who may do everything.
@@ -43,7 +38,7 @@ const Admin = "admin"
 const (
 	// startTime bounds a start, on a machine that does much else.
 	startTime = 5 * time.Minute
-	// endTime is how long a program may take to end before it is killed.
+	// endTime is how long a program may take to end before it is killed: it has stored what it has answered.
 	endTime = 10 * time.Second
 )
 
@@ -92,16 +87,16 @@ func (c *Cluster) start(ctx context.Context, p Programs) error {
 	peer := fmt.Sprintf("http://127.0.0.1:%d", ports[1])
 	f := c.auth.path
 	c.kv = client
-	c.etcd, err = startProgram(p.Etcd, c.dir, "--name=test", "--data-dir="+filepath.Join(c.dir, "data"),
+	c.etcd = c.program(p.Etcd, "--name=test", "--data-dir="+filepath.Join(c.dir, "data"),
 		"--listen-client-urls="+client, "--advertise-client-urls="+client, "--listen-peer-urls="+peer,
 		"--initial-advertise-peer-urls="+peer, "--initial-cluster=test="+peer, "--unsafe-no-fsync",
 		"--client-cert-auth", "--trusted-ca-file="+f("ca.crt"), "--cert-file="+f("etcd.crt"),
 		"--key-file="+f("etcd.key"), "--log-level=warn")
-	if err != nil {
+	if err := c.etcd.Start(); err != nil {
 		return err
 	}
 	c.port = ports[2]
-	c.apiArgs = []string{"--etcd-servers=" + client, "--etcd-cafile=" + f("ca.crt"),
+	args := []string{"--etcd-servers=" + client, "--etcd-cafile=" + f("ca.crt"),
 		"--etcd-certfile=" + f("server.crt"), "--etcd-keyfile=" + f("server.key"),
 		"--bind-address=127.0.0.1", fmt.Sprintf("--secure-port=%d", c.port),
 		"--tls-cert-file=" + f("server.crt"), "--tls-private-key-file=" + f("server.key"),
@@ -114,18 +109,24 @@ func (c *Cluster) start(ctx context.Context, p Programs) error {
 		"--audit-log-path=" + f("audit.log"), "--endpoint-reconciler-type=none",
 		"--profiling=false"}
 	if c.nodes {
-		c.apiArgs = append(c.apiArgs, "--kubelet-client-certificate="+f(Admin+".crt"), "--kubelet-client-key="+f(Admin+".key"),
+		args = append(args, "--kubelet-client-certificate="+f(Admin+".crt"), "--kubelet-client-key="+f(Admin+".key"),
 			"--allow-privileged", "--kubelet-preferred-address-types=InternalIP")
 	} else {
-		c.apiArgs = append(c.apiArgs, "--disable-admission-plugins=ServiceAccount")
+		args = append(args, "--disable-admission-plugins=ServiceAccount")
 	}
+	c.api = c.program(c.path, args...)
 	return c.StartAPIServer(ctx)
+}
+
+// program returns a program of the cluster. Its collections of garbage would take a fifth of its time; a test has the
+// memory.
+func (c *Cluster) program(path string, args ...string) *Program {
+	return &Program{Path: path, Args: args, Dir: c.dir, Env: []string{"GOGC=400"}, Grace: endTime}
 }
 
 // StartAPIServer starts the API server, and waits until it is ready.
 func (c *Cluster) StartAPIServer(ctx context.Context) error {
-	var err error
-	if c.api, err = startProgram(c.path, c.dir, c.apiArgs...); err != nil {
+	if err := c.api.Start(); err != nil {
 		return err
 	}
 	cfg, err := c.Config(Admin)
@@ -151,23 +152,32 @@ func (c *Cluster) StartAPIServer(ctx context.Context) error {
 			}
 		}
 		select {
-		case <-c.api.done:
-			return fmt.Errorf("kube-apiserver has ended:\n%s\netcd:\n%s", c.api.log(), c.etcd.log())
+		case <-c.api.Done():
+			return fmt.Errorf("kube-apiserver has ended:\n%s\netcd:\n%s", c.api.Log(), c.etcd.Log())
 		case <-ctx.Done():
-			return fmt.Errorf("kube-apiserver is not ready: %w\n%s", err, c.api.log())
+			return fmt.Errorf("kube-apiserver is not ready: %w\n%s", err, c.api.Log())
 		case <-time.After(50 * time.Millisecond): //wait: the loop polls
 		}
 	}
 }
 
 // EndAPIServer ends the API server; its objects stay.
-func (c *Cluster) EndAPIServer() { c.api.end() }
+func (c *Cluster) EndAPIServer() { c.api.End() }
+
+// KillAPIServer kills the API server; its objects stay.
+func (c *Cluster) KillAPIServer() { c.api.Kill() }
+
+// RestartEtcd kills etcd and starts it again.
+func (c *Cluster) RestartEtcd() error {
+	c.etcd.Kill()
+	return c.etcd.Start()
+}
 
 // End ends both programs.
-func (c *Cluster) End() { c.api.end(); c.etcd.end() }
+func (c *Cluster) End() { c.api.End(); c.etcd.End() }
 
 // Log returns the end of what the API server has printed.
-func (c *Cluster) Log() string { return c.api.log() }
+func (c *Cluster) Log() string { return c.api.Log() }
 
 // Config returns the configuration of a client that is a user, of these groups.
 func (c *Cluster) Config(user string, groups ...string) (*rest.Config, error) {
@@ -203,7 +213,7 @@ func (c *Cluster) Kubeconfig(user string, groups ...string) (string, error) {
 }
 
 // PIDs returns the IDs of the two processes.
-func (c *Cluster) PIDs() (etcd, apiServer int) { return c.etcd.cmd.Process.Pid, c.api.cmd.Process.Pid }
+func (c *Cluster) PIDs() (etcd, apiServer int) { return c.etcd.PID(), c.api.PID() }
 
 // A Write is a request of the audit log that changed something.
 type Write struct {
@@ -234,72 +244,6 @@ func (c *Cluster) Writes() (all []Write, err error) {
 		}
 	}
 	return all, nil
-}
-
-// A program runs until end. Its output is kept in memory, up to a bound.
-type program struct {
-	cmd  *exec.Cmd
-	done chan struct{}
-	out  tail
-}
-
-func startProgram(path, dir string, args ...string) (*program, error) {
-	p := &program{cmd: exec.Command(path, args...), done: make(chan struct{})}
-	p.cmd.Dir, p.cmd.Stdout, p.cmd.Stderr = dir, &p.out, &p.out
-	// Their collections of garbage would take a fifth of their time; a test has the memory.
-	p.cmd.Env = append(os.Environ(), "GOGC=400")
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	p.cmd.WaitDelay = endTime
-	if err := p.cmd.Start(); err != nil {
-		return nil, err
-	}
-	go func() { _ = p.cmd.Wait(); close(p.done) }()
-	return p, nil
-}
-
-// end ends the program by its ID. It does nothing to nil, or the second time.
-func (p *program) end() {
-	if p == nil {
-		return
-	}
-	_ = p.cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-p.done:
-	case <-time.After(endTime): //wait: a program that is killed has stored what it has answered
-		_ = p.cmd.Process.Kill()
-		<-p.done
-	}
-}
-
-func (p *program) log() string {
-	if p == nil {
-		return ""
-	}
-	return p.out.String()
-}
-
-// A tail keeps the last bytes that are written to it.
-type tail struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-const maxTail = 64 << 10
-
-func (t *tail) Write(b []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.buf.Write(b)
-	if n := t.buf.Len() - maxTail; n > 0 {
-		t.buf.Next(n)
-	}
-	return len(b), nil
-}
-
-func (t *tail) String() string {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.buf.String()
 }
 
 // freePorts returns ports of loopback at which nobody listens, also when the API server starts again.
