@@ -100,6 +100,7 @@ SHIM = cd shim && CGO_ENABLED=0 $(GO) build -mod=readonly -trimpath $(TAGS) -bui
 .PHONY: shim
 shim: build ## build bin/containerd-shim-turnstone-v2
 	$(SHIM) pod/bin/podinit ./cmd/podinit
+	@cd shim/pod/bin && sha256sum podinit | cmp -s - podinit.sha256 || sha256sum podinit > podinit.sha256
 	$(SHIM) ../bin/containerd-shim-turnstone-v2 ./cmd/containerd-shim-turnstone-v2
 
 .PHONY: shim-integration

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"turnstone.dev/turnstone/shim/guest"
@@ -28,18 +29,18 @@ func (p *Pod) writeEtc(ctx context.Context) error {
 		"hostname":    p.asked.Hostname + "\n",
 		"hosts":       hosts(address, p.asked.Hostname),
 	}
+	var all errgroup.Group
 	for name, text := range files {
-		c := p.sb.Client()
-		err := c.Feed(bytes.NewReader([]byte(text)), func(id wire.StreamID) error {
-			_, err := c.FileSystemWrite(ctx, &wire.FileSystemWriteParams{
-				Path: path.Join(etcDir, name), Stream: id, Mode: 0o644, Parents: true})
-			return err
+		all.Go(func() error {
+			c := p.sb.Client()
+			return c.Feed(bytes.NewReader([]byte(text)), func(id wire.StreamID) error {
+				_, err := c.FileSystemWrite(ctx, &wire.FileSystemWriteParams{
+					Path: path.Join(etcDir, name), Stream: id, Mode: 0o644, Parents: true})
+				return err
+			})
 		})
-		if err != nil {
-			return err
-		}
 	}
-	return nil
+	return all.Wait()
 }
 
 // resolvConf returns the content of /etc/resolv.conf: the host's, if the pod says nothing.

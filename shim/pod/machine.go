@@ -14,6 +14,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -29,15 +30,18 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// The helper's static program. The build writes bin/podinit before it builds the shim.
+// The helper's static program, and the line of sha256sum about it, which saves its digest at each start of a pod. The
+// build writes both before it builds the shim.
 //
 //go:embed all:bin
 var programs embed.FS
 
+var errNoHelper = errors.New("the shim was built without its helper: run make shim")
+
 func podinit() ([]byte, error) {
 	b, err := programs.ReadFile("bin/podinit")
 	if err != nil {
-		return nil, errors.New("the shim was built without its helper: run make shim")
+		return nil, errNoHelper
 	}
 	return b, nil
 }
@@ -112,7 +116,7 @@ func Start(ctx context.Context, o Options, p *spec.Pod, netns string) (_ *Pod, e
 	if pod.sb, err = launcher.Start(ctx, req); err != nil {
 		return nil, err
 	}
-	if err := pod.prepare(ctx); err != nil {
+	if err := pod.writeEtc(ctx); err != nil {
 		return nil, err
 	}
 	pod.forward(o.Progress)
@@ -137,20 +141,6 @@ func (p *Pod) forward(say func(string)) {
 	if err != nil {
 		say("port-forwards do not work: " + err.Error())
 	}
-}
-
-// prepare makes what containers share.
-func (p *Pod) prepare(ctx context.Context) error {
-	for _, d := range []struct {
-		path string
-		mode int64
-	}{{guest.Dir, 0o700}, {guest.Volumes, 0o755}, {guest.Shm, 0o1777}} {
-		if err := p.sb.Client().FileSystemMkdir(ctx, &wire.FileSystemMkdirParams{Path: d.path,
-			Parents: true, Mode: d.mode}); err != nil {
-			return err
-		}
-	}
-	return p.writeEtc(ctx)
 }
 
 // Done is closed when the sandbox has ended; Err then tells why.
@@ -188,34 +178,50 @@ func (p *Pod) Close() error {
 // templateOf returns the template of pods, whose image is made once for each helper: empty folders,
 // and the helper.
 func templateOf(dir *statedir.Dir) (*turnstone.Template, error) {
-	program, err := podinit()
+	sum, err := programs.ReadFile("bin/podinit.sha256")
 	if err != nil {
-		return nil, err
+		return nil, errNoHelper
 	}
-	sum := sha256.Sum256(append([]byte("pod image v1\x00"), program...))
+	key := sha256.Sum256(append([]byte("pod image v2\x00"), sum...))
 	folder, err := dir.MkdirAll("pods")
 	if err != nil {
 		return nil, err
 	}
-	path := filepath.Join(folder, "image-"+hex.EncodeToString(sum[:8])+".erofs")
-	if _, err := os.Stat(path); err != nil {
-		if err := writeImage(path, program); err != nil {
-			return nil, err
-		}
-	}
-	image, err := os.ReadFile(path)
+	// Its name has the digest, which takes some milliseconds of each pod otherwise.
+	name := "image-" + hex.EncodeToString(key[:8]) + "-"
+	all, err := filepath.Glob(filepath.Join(folder, name+"*.erofs"))
 	if err != nil {
 		return nil, err
 	}
-	digest := turnstone.DigestBytes(image)
-	return &turnstone.Template{Name: "pod", Digest: digest, Root: path, RootDigest: digest,
-		Size: int64(len(image)), Built: time.Unix(0, 0)}, nil
+	if len(all) == 0 {
+		path, err := writeImage(folder, name)
+		if err != nil {
+			return nil, err
+		}
+		all = []string{path}
+	}
+	st, err := os.Stat(all[0])
+	if err != nil {
+		return nil, err
+	}
+	hash := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(all[0]), name), ".erofs")
+	digest, err := turnstone.ParseDigest("sha256:" + hash)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", all[0], err)
+	}
+	return &turnstone.Template{Name: "pod", Digest: digest, Root: all[0], RootDigest: digest,
+		Size: st.Size(), Built: time.Unix(0, 0)}, nil
 }
 
-func writeImage(path string, program []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), ".image-*")
+// writeImage makes the image in a folder, and returns its path, which ends with its digest.
+func writeImage(folder, name string) (path string, err error) {
+	program, err := podinit()
 	if err != nil {
-		return err
+		return "", err
+	}
+	f, err := os.CreateTemp(folder, ".image-*")
+	if err != nil {
+		return "", err
 	}
 	defer func() {
 		_ = f.Close()
@@ -223,37 +229,51 @@ func writeImage(path string, program []byte) (err error) {
 			_ = os.Remove(f.Name())
 		}
 	}()
+	stream, err := imageFiles(program)
+	if err != nil {
+		return "", err
+	}
+	w := tar2erofs.New(f, tar2erofs.Options{Latest: time.Unix(0, 0), TempDir: folder})
+	if err = w.AddTar(stream, nil); err == nil {
+		err = w.Close()
+	}
+	if err != nil {
+		return "", err
+	}
+	image, err := os.ReadFile(f.Name())
+	if err != nil {
+		return "", err
+	}
+	if err = f.Chmod(0o444); err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(image)
+	path = filepath.Join(folder, name+hex.EncodeToString(sum[:])+".erofs")
+	return path, os.Rename(f.Name(), path)
+}
+
+// imageFiles returns the files of the image as a tar stream.
+func imageFiles(program []byte) (io.Reader, error) {
 	var stream bytes.Buffer
 	tw := tar.NewWriter(&stream)
+	var err error
 	for _, d := range []string{"proc", "sys", "dev", "run", "tmp", "etc", "root", "workspace",
-		guest.Dir[1:]} {
+		guest.Dir[1:], guest.Volumes[1:], guest.Shm[1:]} {
 		h := &tar.Header{Typeflag: tar.TypeDir, Name: d + "/", Mode: 0o755}
-		if d == "tmp" {
+		if d == "tmp" || d == guest.Shm[1:] {
 			h.Mode = 0o1777
 		}
 		err = errors.Join(err, tw.WriteHeader(h))
 	}
-	for name, b := range map[string][]byte{guest.Program[1:]: program,
-		"etc/passwd": []byte("root:x:0:0:root:/root:/bin/sh\n"),
-		"etc/group":  []byte("root:x:0:\n")} {
-		h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755, Size: int64(len(b))}
+	for _, f := range []struct {
+		name string
+		b    []byte
+	}{{guest.Program[1:], program}, {"etc/passwd", []byte("root:x:0:0:root:/root:/bin/sh\n")},
+		{"etc/group", []byte("root:x:0:\n")}} {
+		h := &tar.Header{Typeflag: tar.TypeReg, Name: f.name, Mode: 0o755, Size: int64(len(f.b))}
 		if err = errors.Join(err, tw.WriteHeader(h)); err == nil {
-			_, err = tw.Write(b)
+			_, err = tw.Write(f.b)
 		}
 	}
-	if err = errors.Join(err, tw.Close()); err != nil {
-		return err
-	}
-	w := tar2erofs.New(f, tar2erofs.Options{Latest: time.Unix(0, 0),
-		TempDir: filepath.Dir(path)})
-	if err = w.AddTar(io.Reader(&stream), nil); err == nil {
-		err = w.Close()
-	}
-	if err != nil {
-		return err
-	}
-	if err = f.Chmod(0o444); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
+	return &stream, errors.Join(err, tw.Close())
 }

@@ -30,6 +30,12 @@ func bed(t *testing.T) *Bed {
 // bedOf is bed with a containerd of a release.
 func bedOf(t *testing.T, r Release) *Bed {
 	t.Helper()
+	return bedWith(t, r, func(*Options) {})
+}
+
+// bedWith is bedOf with options that change changes.
+func bedWith(t testing.TB, r Release, change func(o *Options)) *Bed {
+	t.Helper()
 	home := testhome.Dir(t)
 	if os.Geteuid() != 0 {
 		t.Skip("containerd needs root")
@@ -51,8 +57,10 @@ func bedOf(t *testing.T, r Release) *Bed {
 	}
 	dir, err := os.MkdirTemp("", "cri") // short: it has sockets
 	check(t, err)
-	b, err := New(Options{Dir: dir, Tools: tools, Release: r.Version, Shim: shim, Runsc: filepath.Join(bin, "runsc"),
-		Home: filepath.Join(dir, "home"), Kernel: os.Getenv("TEST_KERNEL")})
+	o := Options{Dir: dir, Tools: tools, Release: r.Version, Shim: shim, Runsc: filepath.Join(bin, "runsc"),
+		Home: filepath.Join(dir, "home"), Kernel: os.Getenv("TEST_KERNEL")}
+	change(&o)
+	b, err := New(o)
 	check(t, err)
 	t.Cleanup(func() {
 		for _, what := range b.Close() {

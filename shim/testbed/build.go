@@ -38,6 +38,19 @@ func Tools(ctx context.Context, home, dir string) (string, error) {
 	})
 }
 
+// Peer builds gVisor's own shim and runsc of the module at dir once for each version, below the folder home, and returns
+// their folder. Without Go the error is exec.ErrNotFound.
+func Peer(ctx context.Context, home, dir string) (string, error) {
+	mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+	if err != nil {
+		return "", err
+	}
+	return once(home, mod, func(tmp string) error {
+		return errors.Join(build(ctx, dir, "gvisor.dev/gvisor/shim", filepath.Join(tmp, "containerd-shim-runsc-v1"), "build"),
+			build(ctx, dir, "gvisor.dev/gvisor/runsc", filepath.Join(tmp, "runsc"), "build"))
+	})
+}
+
 // once returns a folder below home with what fill has put into it, now or earlier for the same key.
 // Without Go the error is exec.ErrNotFound.
 func once(home string, key []byte, fill func(tmp string) error) (string, error) {

@@ -38,6 +38,8 @@ type Options struct {
 	Home    string // the shim's state directory
 	// Kernel is the kernel that microVMs boot; empty: Debian's.
 	Kernel string
+	// Peer is the folder of gVisor's own shim and runsc, as published: another runtime; empty: there is none.
+	Peer string
 	// Mirrors are registries whose images the bed's own registry has.
 	Mirrors []string
 }
@@ -57,6 +59,13 @@ func New(o Options) (*Bed, error) {
 	for _, name := range []string{"turnstone", namedHandler} {
 		if err := os.Symlink(o.Shim, b.path("bin/containerd-shim-"+name+"-v2")); err != nil {
 			return nil, err
+		}
+	}
+	if o.Peer != "" {
+		for _, name := range []string{"containerd-shim-runsc-v1", "runsc"} {
+			if err := os.Symlink(filepath.Join(o.Peer, name), b.path("bin/"+name)); err != nil {
+				return nil, err
+			}
 		}
 	}
 	files := map[string]string{"home/shim.toml": "kill_limit = 15\n", "handler.toml": handlerOptions,
@@ -118,6 +127,10 @@ func (b *Bed) config() string {
 			runtimes += fmt.Sprintf("[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.%s.options]\n%s", h, o)
 		}
 	}
+	if b.options.Peer != "" {
+		runtimes += fmt.Sprintf("[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.%s]\n"+
+			"  runtime_type = \"io.containerd.runsc.v1\"\n", peerHandler)
+	}
 	return "version = 3\n" + strings.ReplaceAll(strings.ReplaceAll(`root = "DIR/root"
 state = "DIR/state"
 [grpc]
@@ -152,8 +165,19 @@ func (b *Bed) binaries() string {
 	return fmt.Sprintf("bin_dirs = [%q]", b.options.Tools)
 }
 
+// The runtime of Options.Peer, whose pods have a pause container.
+const (
+	peerHandler   = "runsc"
+	pauseRegistry = "registry.k8s.io"
+	pauseTag      = "3.10"
+)
+
 // pause names the image that containerd 2.3 wants also where no container is made of it.
 func (b *Bed) pause() string {
+	if b.options.Peer != "" {
+		return fmt.Sprintf("[plugins.\"io.containerd.cri.v1.images\".pinned_images]\n  sandbox = \"%s/pause:%s\"\n",
+			pauseRegistry, pauseTag)
+	}
 	if b.before("v2.3.") || !b.before("v2.4.") {
 		return ""
 	}
