@@ -74,6 +74,8 @@ var starts = map[string][]string{
 type change struct {
 	code  []string
 	tests []string // whose code stays: nothing that imports them is another
+	// clusters says that files of the operator or of the shim changed.
+	clusters bool
 }
 
 func (c change) all() []string {
@@ -149,8 +151,16 @@ func (g graph) split(files []string) change {
 	test := func(file string) bool {
 		return strings.HasSuffix(file, "_test.go") || strings.Contains("/"+file, "/testdata/")
 	}
-	return change{code: g.owners(slices.DeleteFunc(slices.Clone(files), test)),
+	return change{clusters: slices.ContainsFunc(files, ofCluster),
+		code:  g.owners(slices.DeleteFunc(slices.Clone(files), test)),
 		tests: g.owners(slices.DeleteFunc(slices.Clone(files), func(f string) bool { return !test(f) }))}
+}
+
+// ofCluster reports whether a file is part of what a cluster runs: the operator with its tests, or the shim.
+func ofCluster(file string) bool {
+	return slices.ContainsFunc([]string{"internal/kube/", "cmd/turn-operator/", "shim/"}, func(folder string) bool {
+		return strings.HasPrefix(file, folder)
+	})
 }
 
 func (g graph) owners(files []string) []string {

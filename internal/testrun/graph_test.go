@@ -71,6 +71,12 @@ func TestOwners(t *testing.T) {
 	if !slices.Equal(c.code, []string{"middle"}) || !slices.Equal(c.tests, []string{"alone", "bottom", "middle"}) {
 		t.Errorf("the change is %+v", c)
 	}
+	for file, want := range map[string]bool{"shim/pod/a.go": true, "internal/kube/e2e/a_test.go": true, "cmd/turn-operator/main.go": true,
+		"internal/kubex/a.go": false, "docs/shim.md": false, "": false} {
+		if g.split([]string{file}).clusters != want {
+			t.Errorf("%q is part of a cluster: %v", file, !want)
+		}
+	}
 	if got := small().reached(change{tests: []string{"a"}}); len(got) != 1 || !got["a"] {
 		t.Errorf("a change of tests reaches %v", got)
 	}

@@ -92,16 +92,17 @@ func (s *settings) test(changed []string) []part {
 }
 
 // again runs tests in other ways: under the race detector, under KVM, on QEMU without it, as an ordinary user, and
-// sweeps to their end. Of a change it runs the tests of the packages that it reaches, and the sweeps of those that it
-// changes.
+// sweeps to their end; and whole clusters. Of a change it runs the tests of the packages that it reaches, the sweeps of
+// those that it changes, and clusters if it changes the operator or the shim.
 func (s *settings) again(ctx context.Context) ([]part, error) {
-	names, sweeps := s.tested(), s.sweeps()
+	names, sweeps, clusters := s.tested(), s.sweeps(), true
 	if !s.full {
 		changed, err := s.graph.changed(ctx, s.root, s.base)
 		if err != nil {
 			return nil, err
 		}
 		reached := s.graph.reached(changed)
+		clusters = changed.clusters
 		names = slices.DeleteFunc(names, func(n string) bool { return !reached[n] })
 		sweeps = slices.DeleteFunc(sweeps, func(n string) bool { return !slices.Contains(changed.all(), n) })
 	}
@@ -131,6 +132,9 @@ func (s *settings) again(ctx context.Context) ([]part, error) {
 		releases := s.shim("shim, earlier containerds", "-run", "^TestReleases$", "./testbed")
 		releases.env = append(releases.env, "TURN_TEST_FULL=1")
 		others = append(others, releases)
+	}
+	if clusters && s.user { // a kubelet needs root
+		others = append(others, part{name: "kube-e2e", argv: []string{"make", "kube-e2e"}})
 	}
 	return alternately(race, others), nil
 }

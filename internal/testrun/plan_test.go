@@ -85,7 +85,7 @@ func TestAgain(t *testing.T) {
 	for _, p := range parts {
 		all = append(all, p.name)
 	}
-	for _, want := range []string{"race", "race of goroutines 1", "sweeps", "full cmd/turn", "full internal/bench/corpus", "soak", "kvm internal/driver/qemu", "qemu cmd/turn", "as a user"} {
+	for _, want := range []string{"race", "race of goroutines 1", "sweeps", "full cmd/turn", "full internal/bench/corpus", "soak", "kvm internal/driver/qemu", "qemu cmd/turn", "as a user", "kube-e2e"} {
 		if !slices.Contains(all, want) {
 			t.Errorf("a full run has no part %q: %q", want, all)
 		}
