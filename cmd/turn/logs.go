@@ -34,7 +34,7 @@ turn's output: the operator's key has to admit yours to the session.`
 // Examples returns command lines for the help.
 func (c *logsCmd) Examples() []string {
 	return []string{
-		"turn session allow SESSION \"$(turn host key)\"",
+		"turn logs a-write",
 		"turn logs -n team a-write",
 	}
 }
@@ -42,8 +42,8 @@ func (c *logsCmd) Examples() []string {
 // kubeTurn is what the command reads of a Turn object.
 type kubeTurn struct {
 	Status struct {
-		Phase, Turn string
-		Conditions  []struct{ Type, Status, Reason, Message string }
+		Phase, Turn, Session string
+		Conditions           []struct{ Type, Status, Reason, Message string }
 	}
 }
 
@@ -59,6 +59,10 @@ func (c *logsCmd) Run(a *cli.App) error {
 			return err
 		}
 		receipt, err := x.Receipt(ctx, id)
+		if turnstone.KindOf(err) == turnstone.KindNotFound { // as it is for who may not read the session
+			return turnstone.Errorf("logs", turnstone.KindNotFound, c.Name, "%w", err).WithHint("the operator has to admit " +
+				"your key: turn session allow " + terminal.Name(o.Status.Session) + " KEY; KEY is what turn host key prints")
+		}
 		if err != nil {
 			return err
 		}
@@ -66,13 +70,14 @@ func (c *logsCmd) Run(a *cli.App) error {
 		if err != nil {
 			return err
 		}
-		for n, s := range claims.Steps {
+		for n, step := range d.Steps {
+			s := claims.Steps[n]
 			for _, of := range []struct {
 				stream string
 				to     *os.File
 				output document.OutputClaim
 			}{{"stdout", a.Stdout, s.Stdout}, {"stderr", a.Stderr, s.Stderr}} {
-				if err := printOutput(a, of.to, of.output, d.Steps[n].Name+": "+of.stream, id); err != nil {
+				if err := printOutput(a, of.to, of.output, step.Name+": "+of.stream, id); err != nil {
 					return err
 				}
 			}

@@ -33,14 +33,21 @@ func newAhead() *ahead {
 // tell asks for a look at the claim of a Sandbox, whose new status is about to be written. It does nothing to nil, and to
 // a Sandbox that has no claim.
 func (a *ahead) tell(ctx context.Context, s *sandboxv1.Sandbox) {
-	owner := metav1.GetControllerOf(s)
-	if a == nil || owner == nil || owner.Kind != "SandboxClaim" {
+	if a == nil || claimOf(s) == "" {
 		return
 	}
 	a.mu.Lock()
 	a.all[s.UID] = coming{s.ResourceVersion, s.Status.DeepCopy()}
 	a.mu.Unlock()
 	a.ask(ctx, s)
+}
+
+// claimOf returns the name of the claim that a Sandbox belongs to, or nothing.
+func claimOf(s *sandboxv1.Sandbox) string {
+	if owner := metav1.GetControllerOf(s); owner != nil && owner.Kind == "SandboxClaim" {
+		return owner.Name
+	}
+	return ""
 }
 
 // withdraw forgets a status that was not written.
@@ -54,7 +61,7 @@ func (a *ahead) withdraw(ctx context.Context, s *sandboxv1.Sandbox) {
 func (a *ahead) ask(ctx context.Context, s *sandboxv1.Sandbox) {
 	select {
 	case a.claims <- event.GenericEvent{Object: &extv1.SandboxClaim{ObjectMeta: metav1.ObjectMeta{
-		Namespace: s.Namespace, Name: metav1.GetControllerOf(s).Name}}}:
+		Namespace: s.Namespace, Name: claimOf(s)}}}:
 	case <-ctx.Done():
 	}
 }
