@@ -347,6 +347,18 @@ func TestDroppedTurns(t *testing.T) {
 	}
 }
 
+// TestEmptied: a session without turns does not verify, also where nothing says that it had some.
+func TestEmptied(t *testing.T) {
+	p := story(t)
+	for _, table := range []string{"branches", "heads", "turns"} {
+		change(t, p, "DELETE FROM "+table)
+	}
+	rep := verify(t, p.Repo, "story", true)
+	if rep.OK || rep.OnlyUnsigned() || len(rep.Problems) != 1 || !strings.Contains(rep.Problems[0].Error, "nothing is verified") {
+		t.Errorf("%+v", rep)
+	}
+}
+
 // TestRolledBack: who writes the database restores an older state, with its log of heads. Nothing in it
 // says so, and what others have noted of the log does.
 func TestRolledBack(t *testing.T) {

@@ -108,6 +108,10 @@ func (v *verifier) turns(ctx context.Context, x *repo.Repo) error {
 	if err := v.heads(ctx, g, logged); err != nil {
 		return err
 	}
+	if len(v.report.Turns) == 0 { // who can write the database can remove all that does not verify
+		v.problem("session", turnstone.Errorf("verify", turnstone.KindIntegrity, "session",
+			"has no turn that has ended: nothing is verified"))
+	}
 	_, err = v.cs.Store.Fsck(ctx, func(p store.Problem) {
 		v.problem("store: "+cmp.Or(string(p.Object), p.Pack, p.Segment), p.Err)
 	})
