@@ -23,8 +23,8 @@ func Load(name string) (*Manifest, error) {
 	return read(f, name)
 }
 
-// open opens a manifest. whose is its owner, if that is another user.
-func open(name string) (f *os.File, whose string, err error) {
+// open opens a manifest. why is set if it is not used unless its path is given.
+func open(name string) (f *os.File, why string, err error) {
 	if f, err = openFile(name); err != nil {
 		return nil, "", err
 	}
@@ -36,7 +36,7 @@ func open(name string) (f *os.File, whose string, err error) {
 		_ = f.Close()
 		return nil, "", err
 	}
-	return f, otherOwner(info), nil
+	return f, distrusted(info), nil
 }
 
 // read reads and closes a manifest.
@@ -51,7 +51,7 @@ func read(f *os.File, name string) (*Manifest, error) {
 
 // Find returns the nearest manifest in the folder dir and above it; nil: there is none. The search
 // ends at home, which may be empty, at the root of a file system, and at a folder of another user.
-// A manifest of another user is not used: notice says so.
+// A manifest of another user, or one that others can write, is not used: notice says so.
 func Find(dir, home string) (m *Manifest, notice string, err error) {
 	shown := dir
 	if dir, err = filepath.Abs(dir); err != nil {
@@ -72,16 +72,15 @@ func Find(dir, home string) (m *Manifest, notice string, err error) {
 	}
 	for range maxAbove {
 		name := filepath.Join(shown, File)
-		f, whose, err := open(name)
+		f, why, err := open(name)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 		case err != nil:
 			return nil, "", turnstone.NewError("manifest.load", turnstone.KindInvalid, name, err).
 				WithHint("--manifest none runs without it")
-		case whose != "":
+		case why != "":
 			_ = f.Close()
-			return nil, fmt.Sprintf("%s belongs to %s and is not used; --manifest %s uses it", name,
-				whose, name), nil
+			return nil, fmt.Sprintf("%s %s and is not used; --manifest %s uses it", name, why, name), nil
 		default:
 			m, err := read(f, name)
 			return m, "", err

@@ -3,6 +3,8 @@
 package manifest
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -196,6 +198,39 @@ func TestOtherOwner(t *testing.T) {
 	}
 	if m, notice, err := Find(dir, ""); m != nil || notice != "" || err != nil {
 		t.Errorf("%v, %q, %v", m, notice, err)
+	}
+}
+
+// TestWritable: a manifest that others can write is not used, and its group is others unless it has the owner's number.
+func TestWritable(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(dir, File)
+	if err := os.WriteFile(name, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	find := func(mode fs.FileMode, group int, want string) {
+		t.Helper()
+		if err := errors.Join(os.Chown(name, -1, group), os.Chmod(name, mode)); err != nil {
+			t.Fatal(err)
+		}
+		m, notice, err := Find(dir, "")
+		if err != nil || (m == nil) != (want != "") || !strings.Contains(notice, want) || want == "" && notice != "" {
+			t.Errorf("%o of group %d: %v, %q, %v", mode, group, m, notice, err)
+		}
+		if m, err := Load(name); err != nil || m == nil {
+			t.Errorf("a manifest that the caller names: %v", err)
+		}
+	}
+	find(0o644, -1, "")
+	find(0o666, -1, "can be written by everybody and is not used")
+	find(0o602, -1, "can be written by everybody and is not used")
+	if os.Geteuid() == 0 { // only root gives files to any group
+		find(0o664, 0, "")
+		find(0o664, 4242, "can be written by group 4242 and is not used; --manifest "+name+" uses it")
+		find(0o644, 4242, "")
 	}
 }
 

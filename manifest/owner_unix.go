@@ -14,10 +14,19 @@ func openFile(name string) (*os.File, error) {
 	return os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 }
 
-// otherOwner names the owner of a file, if that is another user than the present one.
-func otherOwner(info fs.FileInfo) string {
-	if st, ok := info.Sys().(*syscall.Stat_t); ok && int(st.Uid) != os.Geteuid() {
-		return fmt.Sprintf("user %d", st.Uid)
+// distrusted returns why a file is not used: it belongs to another user, or others can write it; empty: it is used. The
+// group of its owner's own number has no other members where users have groups of their own.
+func distrusted(info fs.FileInfo) string {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	switch {
+	case !ok:
+		return ""
+	case int(st.Uid) != os.Geteuid():
+		return fmt.Sprintf("belongs to user %d", st.Uid)
+	case st.Mode&0o002 != 0:
+		return "can be written by everybody"
+	case st.Mode&0o020 != 0 && st.Gid != st.Uid:
+		return fmt.Sprintf("can be written by group %d", st.Gid)
 	}
 	return ""
 }
