@@ -87,19 +87,20 @@ func (b Bulletin) check() error {
 type board struct {
 	number  uint64
 	keys    map[string]OwnKey
-	revoked map[Revocation]bool // without Until
-	got     moment              // when it was confirmed last
+	revoked map[Revocation]time.Time // without Until, which is the value
+	got     moment                   // when it was confirmed last
 }
 
 func (b Bulletin) board(now moment) *board {
-	x := &board{number: b.Number, keys: map[string]OwnKey{}, revoked: map[Revocation]bool{},
+	x := &board{number: b.Number, keys: map[string]OwnKey{}, revoked: map[Revocation]time.Time{},
 		got: now}
 	for _, k := range b.Keys {
 		x.keys[k.ID] = k
 	}
 	for _, r := range b.Revoked {
+		until := r.Until
 		r.Until = time.Time{}
-		x.revoked[r] = true
+		x.revoked[r] = until
 	}
 	return x
 }
@@ -107,10 +108,26 @@ func (b Bulletin) board(now moment) *board {
 // ends reports a token that is revoked itself or with its key.
 func (x *board) ends(issuer, id, kid string) error {
 	switch {
-	case x.revoked[Revocation{Issuer: issuer, TokenID: id}]:
+	case x.has(Revocation{Issuer: issuer, TokenID: id}):
 		return refuse("auth.verify", Revoked, "is revoked")
-	case x.revoked[Revocation{Issuer: issuer, Key: kid}]:
+	case x.has(Revocation{Issuer: issuer, Key: kid}):
 		return refuse("auth.verify", Revoked, "is of a key that is revoked")
 	}
 	return nil
+}
+
+// has reports a revocation, which has no Until.
+func (x *board) has(r Revocation) bool {
+	_, has := x.revoked[r]
+	return has
+}
+
+// lacks returns how many revocations of an earlier board are gone that are not over.
+func (x *board) lacks(earlier *board, now time.Time) (n int) {
+	for r, until := range earlier.revoked {
+		if !x.has(r) && (until.IsZero() || now.Before(until)) {
+			n++
+		}
+	}
+	return n
 }

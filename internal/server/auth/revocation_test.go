@@ -1,9 +1,12 @@
 package auth
 
 import (
+	"bytes"
 	"errors"
+	"log/slog"
 	"reflect"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -106,6 +109,34 @@ func TestOlderBulletin(t *testing.T) {
 		t.Errorf("an older bulletin: %v", err)
 	}
 	s.refused(t, i.Token.Reveal(), Revoked)
+}
+
+// TestRestored: a controller whose database was restored lacks revocations. Its bulletin is taken, and the log says so;
+// those of tokens that have expired are not missed.
+func TestRestored(t *testing.T) {
+	s := newSetup(t)
+	var log bytes.Buffer
+	v, err := NewVerifier(VerifierConfig{Name: server, Clock: s.clock, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	check(t, err)
+	defer func() { check(t, v.Close()) }()
+	i := s.issue(t, s.usual())
+	backup := s.publisher.last
+	now := s.clock.Now()
+	check(t, s.publisher.Revoke(t.Context(), Revocation{Issuer: server, TokenID: i.ID, Until: i.Expires}))
+	check(t, s.publisher.Revoke(t.Context(), Revocation{Issuer: server, TokenID: "x", Until: now.Add(time.Minute)}))
+	check(t, v.Update(s.publisher.last))
+	if _, err := v.Verify(t.Context(), i.Token.Reveal()); ReasonOf(err) != Revoked || log.Len() > 0 {
+		t.Fatalf("%v; the log is %s", err, &log)
+	}
+	s.time.pass(2 * time.Minute)
+	backup.Number = s.publisher.last.Number + 1
+	check(t, v.Update(backup))
+	if _, err := v.Verify(t.Context(), i.Token.Reveal()); err != nil {
+		t.Error(err)
+	}
+	if text := log.String(); !strings.Contains(text, "level=WARN") || !strings.Contains(text, "revocations=1 ") {
+		t.Errorf("the log is %s", text)
+	}
 }
 
 // TestConfirm: only the bulletin that a follower has can be confirmed, and a follower that missed

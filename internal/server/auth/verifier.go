@@ -32,7 +32,7 @@ type VerifierConfig struct {
 	Issuers []OIDC
 	// Transport fetches the keys of issuers; nil: a transport of its own, with the host's proxies.
 	Transport http.RoundTripper
-	Log       *slog.Logger // failures of issuers; nil: none
+	Log       *slog.Logger // failures of issuers, and revocations that are gone; nil: none
 }
 
 // A TokenVerifier verifies own tokens with the keys of the last bulletin, and tokens of OpenID
@@ -113,7 +113,13 @@ func (v *TokenVerifier) Update(b Bulletin) error {
 	if v.board != nil && b.Number < v.board.number {
 		return turnstone.Errorf("auth.bulletin", turnstone.KindIntegrity, "bulletin",
 			"has the number %d after %d", b.Number, v.board.number).
-			WithHint("restart the gateway if the controller's database was restored from a backup")
+			WithHint("restart the gateway if the controller's database was restored from a backup, and its clock set back")
+	}
+	if v.board != nil {
+		if n := next.lacks(v.board, next.got.wall); n > 0 {
+			v.config.Log.Warn("revocations are gone from the controller's list, as when its database was restored from a backup",
+				"revocations", n, "hint", "revoke again what was revoked since the backup")
+		}
 	}
 	v.board = next
 	return nil
@@ -250,7 +256,7 @@ func (v *TokenVerifier) own(p *parsed) (Principal, error) {
 
 // unknown is the error about a key that is not there: a revoked key is named as such.
 func (v *TokenVerifier) unknown(b *board, p *parsed) error {
-	if b.revoked[Revocation{Issuer: p.issuer, Key: p.kid}] {
+	if b.has(Revocation{Issuer: p.issuer, Key: p.kid}) {
 		return refuse("auth.verify", Revoked, "is of a key that is revoked")
 	}
 	return refuse("auth.verify", UnknownKey, "is of the key %.60q, which its issuer does not have",

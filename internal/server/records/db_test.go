@@ -54,6 +54,40 @@ func object() records.Object {
 		Node: "n"}
 }
 
+// TestRestored: after a backup is restored, numbers go on above those that were given since.
+func TestRestored(t *testing.T) {
+	dir, c := t.TempDir(), recordstest.NewClock()
+	path, backup := filepath.Join(dir, "server.db"), filepath.Join(dir, "backup.db")
+	number := func(path string, want int) (last uint64) {
+		t.Helper()
+		db := open(t, path, c)
+		for range want {
+			n, err := db.Number(t.Context())
+			if err != nil || n <= last {
+				t.Fatalf("%d after %d: %v", n, last, err)
+			}
+			last = n
+		}
+		if err := db.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return last
+	}
+	number(path, 3)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(backup, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := number(path, 10)
+	c.Pass(time.Second)
+	if after := number(backup, 1); after <= before {
+		t.Errorf("the restored database gives %d after %d", after, before)
+	}
+}
+
 // TestReopen: all that a controller decided survives its process, also one that did not close the
 // database, and the age of the database does not go back.
 func TestReopen(t *testing.T) {

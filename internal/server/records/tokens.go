@@ -163,11 +163,14 @@ func (db *DB) Revocations(ctx context.Context, after time.Time) ([]Revocation, e
 	return all, db.fail("revocations", err)
 }
 
-// Number implements Tokens.
+// Number implements Tokens. It is no less than the time in milliseconds, so that it grows also where an older state of the
+// database was restored.
 func (db *DB) Number(ctx context.Context) (n uint64, err error) {
+	now := max(db.now().UnixMilli(), 0)
 	err = db.write(ctx, false, "number", func(ctx context.Context, tx *transaction) error {
 		return tx.QueryRowContext(ctx,
-			"UPDATE meta SET value = value + 1 WHERE name = 'number' RETURNING value").Scan(&n)
+			`UPDATE meta SET value = CASE WHEN value < ? THEN ? ELSE value + 1 END
+			WHERE name = 'number' RETURNING value`, now, now).Scan(&n)
 	})
 	return n, err
 }
