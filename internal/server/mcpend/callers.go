@@ -11,6 +11,7 @@ import (
 
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/internal/mcpdoor"
+	"turnstone.dev/turnstone/internal/server/auth"
 )
 
 // Bounds of connections.
@@ -277,12 +278,21 @@ func (e *Endpoint) watch(ctx context.Context, every time.Duration) {
 }
 
 // check ends connections whose latest token no longer holds: their streams too, which outlive requests.
-// A token that cannot be verified now stays: its calls are refused.
+// A token that cannot be verified now stays: its calls are refused. Each token is verified once.
 func (e *Endpoint) check(ctx context.Context) {
+	type verdict struct {
+		p   auth.Principal
+		err error
+	}
+	verified := map[string]verdict{}
 	for of, token := range e.callers.all() {
-		p, err := e.o.Verifier.Verify(ctx, token)
-		if err == nil && callerOf(p) == of.caller ||
-			turnstone.KindOf(err) == turnstone.KindUnavailable || ctx.Err() != nil {
+		v, has := verified[token]
+		if !has {
+			v.p, v.err = e.o.Verifier.Verify(ctx, token)
+			verified[token] = v
+		}
+		if v.err == nil && callerOf(v.p) == of.caller ||
+			turnstone.KindOf(v.err) == turnstone.KindUnavailable || ctx.Err() != nil {
 			continue
 		}
 		if of.party != "" {

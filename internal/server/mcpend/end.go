@@ -36,8 +36,8 @@ const (
 	// silenceTime is how long a connection without a sandbox is silent before it makes room for another
 	// one of its caller.
 	silenceTime = 10 * time.Second
-	stallTime   = 30 * time.Second // without a byte of a body, or with none read of an answer
-	checkEvery  = 10 * time.Second // whether tokens still hold
+	stallTime   = 30 * time.Second       // without a byte of a body, or with none read of an answer
+	checkEvery  = 500 * time.Millisecond // whether tokens still hold: a stream ends within a second of a revocation
 	idleTime    = 2 * time.Minute
 	closeTime   = 2 * time.Minute // for what connections leave
 	answerTime  = 3 * time.Second // for the last answers

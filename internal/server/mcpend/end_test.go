@@ -245,6 +245,38 @@ func (v ending) Verify(ctx context.Context, token string) (auth.Principal, error
 	return v.verifier.Verify(ctx, token)
 }
 
+// A counting verifier counts what it verifies.
+type counting struct {
+	verifier
+	count *atomic.Int64
+}
+
+func (v counting) Verify(ctx context.Context, token string) (auth.Principal, error) {
+	v.count.Add(1)
+	return v.verifier.Verify(ctx, token)
+}
+
+// TestChecks: whether tokens hold is looked at so often that connections end within a second, so each token is verified once
+// for all its connections.
+func TestChecks(t *testing.T) {
+	var count atomic.Int64
+	e := New(Options{Verifier: counting{count: &count}, Idle: time.Hour, Log: slog.New(slog.DiscardHandler),
+		Open: func(context.Context, string, func() (string, error)) (mcpdoor.Place, error) {
+			return mcpdoor.Place{}, nil
+		}})
+	for _, token := range []string{"a1", "a1", "b1"} {
+		initialize(e, token)
+	}
+	if n := len(e.callers.all()); n != 3 {
+		t.Fatalf("there are %d connections", n)
+	}
+	count.Store(0)
+	if e.check(t.Context()); count.Load() != 2 || checkEvery >= time.Second {
+		t.Errorf("%d tokens are verified each %v", count.Load(), checkEvery)
+	}
+	end(t, e)
+}
+
 // A slowTurns is a place whose call ends with its context alone.
 type slowTurns struct {
 	mcpdoor.Turns
