@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"strings"
@@ -94,8 +93,7 @@ func printOutput(a *cli.App, to *os.File, o document.OutputClaim, name, id strin
 	if o.Text == "" {
 		return nil
 	}
-	_, err := io.WriteString(to, terminal.Text(to, o.Text+"\n"))
-	return err
+	return terminal.Copy(to, strings.NewReader(o.Text+"\n"))
 }
 
 // get reads the object by kubectl.
