@@ -8,7 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"sync"
-	"time"
+	"sync/atomic"
 
 	"connectrpc.com/connect"
 
@@ -27,16 +27,6 @@ import (
 	"turnstone.dev/turnstone/internal/server/node/tenants"
 	"turnstone.dev/turnstone/internal/server/peers"
 	"turnstone.dev/turnstone/internal/statedir"
-)
-
-const (
-	// registerEvery is the time between two registrations; a controller counts a node as lost
-	// after several of them.
-	registerEvery = 5 * time.Second
-	// retryEvery is the same while the controller does not answer.
-	retryEvery = registerEvery / 10
-	// warnAfter is the number of failures at the start before a warning.
-	warnAfter = 10
 )
 
 // Options are the parts of a Member.
@@ -71,7 +61,8 @@ type Member struct {
 	control     *control.Service
 	tenants     *tenants.Set
 	bucket      *node.Bucket
-	plain       *plain.Service // nil: Plain was not called
+	plain       *plain.Service               // nil: Plain was not called
+	register    atomic.Pointer[registration] // nil: Register was not called
 }
 
 // Open opens the state of a node. Close it.
@@ -151,10 +142,14 @@ func (m *Member) Busy() bool {
 	return busy
 }
 
-// Drain starts no more turns, and waits for the running ones, and for commands in the clear. The
-// error is that of ctx.
+// Drain starts no more turns, and waits for the running ones, and for commands in the clear. The controller knows before
+// that the node ends, if it answers: a node without work would end so soon that it got some after its end. The error is
+// that of ctx. It is called once.
 func (m *Member) Drain(ctx context.Context) error {
 	m.control.Drain()
+	if r := m.register.Load(); r != nil {
+		r.end(ctx)
+	}
 	err := m.tenants.Drain(ctx)
 	if m.plain != nil {
 		err = errors.Join(err, m.plain.Drain(ctx))
@@ -262,37 +257,15 @@ func (m *Member) Register(ctx context.Context, c connectv1.ControllerServiceClie
 		return
 	}
 	m.control.Refresh() // or a controller would follow what was true before
-	was, failures := errors.New("not yet"), 0
-	for {
-		call, cancel := context.WithTimeout(ctx, registerEvery)
-		answer, err := c.RegisterNode(call, connect.NewRequest(&v1.RegisterNodeRequest{
+	r := newRegistration(func(ctx context.Context) error {
+		answer, err := c.RegisterNode(ctx, connect.NewRequest(&v1.RegisterNodeRequest{
 			Node: m.control.Describe(), Address: m.o.Address}))
-		cancel()
-		if err == nil {
-			m.control.Share(answer.Msg.Pools)
+		if err != nil {
+			return api.FromConnect(err)
 		}
-		switch {
-		case ctx.Err() != nil:
-			return
-		case err != nil && (was == nil || failures == warnAfter): // roles that start together meet late
-			failures++
-			m.o.Log.Warn("the node cannot register; trying again", "error", api.FromConnect(err),
-				"hint", "check peers.controller, and that the certificate names the role node")
-		case err != nil:
-			failures++
-			m.o.Log.Debug("the node cannot register", "error", api.FromConnect(err))
-		case was != nil:
-			m.o.Log.Info("node registered", "node", m.node.Name(), "address", m.o.Address,
-				"key", m.node.PublicKey().ID())
-		}
-		wait := registerEvery
-		if was = err; err != nil {
-			wait = retryEvery
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(wait):
-		}
-	}
+		m.control.Share(answer.Msg.Pools)
+		return nil
+	}, m.o.Log, "node", m.node.Name(), "address", m.o.Address, "key", m.node.PublicKey().ID())
+	m.register.Store(r)
+	r.run(ctx)
 }
