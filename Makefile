@@ -116,7 +116,7 @@ critest: setup-tests shim ## run the conformance tests of the CRI against the sh
 	cd shim && CGO_ENABLED=0 TURN_TEST_CRITEST=1 $(GO) test -trimpath -v -timeout $(TIMEOUT) -count 1 -run '^TestCritest$$' ./testbed
 
 .PHONY: kube-e2e
-kube-e2e: setup-tests shim operator ## run pods and sandboxes in a cluster whose processes are killed, as root
+kube-e2e: setup-tests shim operator ## run pods and sandboxes in a cluster whose processes are killed (pods: as root)
 	cd internal/kube/e2e && CGO_ENABLED=0 $(GO) test -trimpath $(TAGS) -v -timeout $(TIMEOUT) -count 1 $(if $(ONLY),-run '$(ONLY)') .
 
 .PHONY: run
@@ -192,4 +192,4 @@ fuzz: build ## fuzz every decoder for FUZZTIME each (default 10s)
 
 .PHONY: clean
 clean: ## remove built files; the state in TURN_HOME stays
-	rm -rf bin .cache shim/pod/bin/podinit internal/guest/agentbin/bin/agent internal/guest/trace/bin/tracer.so internal/guest/process/bin/init
+	rm -rf bin .cache shim/pod/bin/podinit* internal/guest/agentbin/bin/agent internal/guest/trace/bin/tracer.so internal/guest/process/bin/init

@@ -85,7 +85,7 @@ func (c *logsCmd) Run(a *cli.App) error {
 	})
 }
 
-// printOutput prints what a receipt has of an output, and what it lacks.
+// printOutput prints an output of a receipt. A line on standard error names an output that the receipt has cut.
 func printOutput(a *cli.App, to *os.File, o document.OutputClaim, name, id string) error {
 	if o.Size != "" {
 		terminal.Println(a.Stderr, fmt.Sprintf("%s: %s (turn show --receipt %s)", name, o.Size, id))

@@ -30,10 +30,10 @@ func newAhead() *ahead {
 	return &ahead{claims: make(chan event.GenericEvent, parallel), all: map[types.UID]coming{}}
 }
 
-// tell asks for a look at the claim of a Sandbox, whose new status is about to be written. It does nothing to nil, and to
-// a Sandbox that has no claim.
+// tell asks for a look at the claim of a Sandbox whose new status is about to be written. It does nothing to a Sandbox
+// without a claim.
 func (a *ahead) tell(ctx context.Context, s *sandboxv1.Sandbox) {
-	if a == nil || claimOf(s) == "" {
+	if claimOf(s) == nil {
 		return
 	}
 	a.mu.Lock()
@@ -42,35 +42,36 @@ func (a *ahead) tell(ctx context.Context, s *sandboxv1.Sandbox) {
 	a.ask(ctx, s)
 }
 
-// claimOf returns the name of the claim that a Sandbox belongs to, or nothing.
-func claimOf(s *sandboxv1.Sandbox) string {
-	if owner := metav1.GetControllerOf(s); owner != nil && owner.Kind == "SandboxClaim" {
-		return owner.Name
-	}
-	return ""
-}
-
 // withdraw forgets a status that was not written.
 func (a *ahead) withdraw(ctx context.Context, s *sandboxv1.Sandbox) {
-	if a != nil && a.forget(s.UID) {
-		a.ask(ctx, s)
-	}
+	a.forget(s.UID)
+	a.ask(ctx, s)
 }
 
 // ask asks for a look at the claim of a Sandbox.
 func (a *ahead) ask(ctx context.Context, s *sandboxv1.Sandbox) {
+	of := claimOf(s)
+	if of == nil {
+		return
+	}
 	select {
 	case a.claims <- event.GenericEvent{Object: &extv1.SandboxClaim{ObjectMeta: metav1.ObjectMeta{
-		Namespace: s.Namespace, Name: claimOf(s)}}}:
+		Namespace: s.Namespace, Name: of.Name}}}:
 	case <-ctx.Done():
 	}
 }
 
+// claimOf returns the claim that a Sandbox belongs to, or nil.
+func claimOf(s *sandboxv1.Sandbox) *metav1.OwnerReference {
+	owner := metav1.GetControllerOf(s)
+	if owner == nil || owner.Kind != "SandboxClaim" {
+		return nil
+	}
+	return owner
+}
+
 // look gives a Sandbox of the cache its new status, as long as the cache has the version that gets it.
 func (a *ahead) look(s *sandboxv1.Sandbox) {
-	if a == nil {
-		return
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch c, has := a.all[s.UID]; {
@@ -82,14 +83,9 @@ func (a *ahead) look(s *sandboxv1.Sandbox) {
 	}
 }
 
-// forget forgets the status of a Sandbox, and reports whether there was one.
-func (a *ahead) forget(uid types.UID) bool {
-	if a == nil {
-		return false
-	}
+// forget forgets the status of a Sandbox.
+func (a *ahead) forget(uid types.UID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	_, had := a.all[uid]
 	delete(a.all, uid)
-	return had
 }

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// pooled returns a claim and what it needs.
+// pooled makes a pool with its template, and returns a claim of it.
 func (w *world) pooled(name string) *extv1.SandboxClaim {
 	w.Helper()
 	at := metav1.ObjectMeta{Name: name, Namespace: "default"}
@@ -24,7 +24,7 @@ func (w *world) pooled(name string) *extv1.SandboxClaim {
 	return &extv1.SandboxClaim{ObjectMeta: at, Spec: extv1.SandboxClaimSpec{WarmPoolRef: extv1.SandboxWarmPoolRef{Name: name}}}
 }
 
-// isReady reports whether an object is a Sandbox whose status says that it is ready.
+// isReady reports whether an object is a Sandbox that is ready by its status.
 func isReady(o client.Object) bool {
 	s, ok := o.(*sandboxv1.Sandbox)
 	return ok && meta.IsStatusConditionTrue(s.Status.Conditions, "Ready")

@@ -120,8 +120,8 @@ func (r *sandboxes) take(ctx context.Context, s *sandboxv1.Sandbox) error {
 // claimGone reports whether the claim that an object belongs to is no longer there: nobody else
 // removes the object where no garbage collector runs.
 func (r *sandboxes) claimGone(ctx context.Context, s *sandboxv1.Sandbox) (bool, error) {
-	owner := metav1.GetControllerOf(s)
-	if owner == nil || owner.Kind != "SandboxClaim" {
+	owner := claimOf(s)
+	if owner == nil {
 		return false, nil
 	}
 	k := client.ObjectKey{Namespace: s.Namespace, Name: owner.Name}

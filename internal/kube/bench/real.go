@@ -134,9 +134,6 @@ func (n *realNode) rhythms(ctx context.Context, to client.WithWatch, s sizes) er
 	return nil
 }
 
-// startTime bounds the start of a program.
-const startTime = 2 * time.Minute
-
 // startReal starts the server.
 func startReal(ctx context.Context, bin, dir string, pool int) (*realNode, error) {
 	s, err := kubetest.StartServer(ctx, kubetest.ServerOptions{Bin: bin, Dir: dir, Tenant: tenant, Scopes: operatorScopes(),
@@ -147,9 +144,7 @@ func startReal(ctx context.Context, bin, dir string, pool int) (*realNode, error
 		return nil, err
 	}
 	n := &realNode{Server: s, pool: pool}
-	ctx, cancel := context.WithTimeout(ctx, startTime)
-	defer cancel()
-	if n.metrics, err = s.Process.Says(ctx, metricsAt); err != nil {
+	if n.metrics, err = s.Process.Printed(ctx, metricsAt); err != nil {
 		n.End()
 	}
 	return n, err
@@ -165,10 +160,8 @@ func (n *realNode) operate(ctx context.Context, c *kubetest.Cluster, path string
 	if err := n.Operate(c, path, "--router", "127.0.0.1:0"); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, startTime)
-	defer cancel()
 	var err error
-	n.router, err = n.Operator.Says(ctx, routerAt)
+	n.router, err = n.Operator.Printed(ctx, routerAt)
 	return err
 }
 

@@ -47,9 +47,7 @@ func startServer(ctx context.Context, bin, dir, tenant string, nodes int) (*serv
 	if err := s.run.Start(); err != nil {
 		return nil, err
 	}
-	starts, cancel := context.WithTimeout(ctx, startTime)
-	defer cancel()
-	address, err := s.run.Address(starts)
+	address, err := s.run.Address(ctx)
 	if err != nil {
 		s.run.End()
 		return nil, err

@@ -167,25 +167,30 @@ func containerdKilled(n *node) {
 }
 
 // shimKilled: the containers of a killed shim end, and the kubelet makes them anew. containerd takes 255 for a status
-// that it could not ask for, though the shim's cleanup tells it 137. The kubelet may have removed the container that
-// ended before it has written how.
+// that it could not ask for, though the shim's cleanup tells it 137. The kubelet may remove a container that has ended
+// before it writes how: then the next one is killed.
 func shimKilled(n *node) {
 	n.pod("dies", "sleep 1000", nil)
-	n.becomes("dies", corev1.ConditionTrue)
-	killed := 0
-	for _, pid := range n.shims() {
-		n.must(syscall.Kill(pid, syscall.SIGKILL))
-		killed++
+	var ended *corev1.ContainerStateTerminated
+	for range 5 {
+		before := n.becomes("dies", corev1.ConditionTrue).Status.ContainerStatuses[0].RestartCount
+		pids := n.shims()
+		if len(pids) == 0 {
+			n.Fatal("there is no shim")
+		}
+		for _, pid := range pids {
+			n.must(syscall.Kill(pid, syscall.SIGKILL))
+		}
+		n.until("the container has ended and runs again", func() bool {
+			s := n.get("dies").Status.ContainerStatuses
+			return len(s) == 1 && s[0].RestartCount > before && s[0].State.Running != nil
+		})
+		if ended = n.get("dies").Status.ContainerStatuses[0].LastTerminationState.Terminated; ended != nil {
+			break
+		}
 	}
-	if killed == 0 {
-		n.Fatal("there is no shim")
-	}
-	n.until("the container has ended and runs again", func() bool {
-		s := n.get("dies").Status.ContainerStatuses
-		return len(s) == 1 && s[0].RestartCount > 0 && s[0].State.Running != nil
-	})
-	if s := n.get("dies").Status.ContainerStatuses[0].LastTerminationState.Terminated; s != nil && s.ExitCode != 255 && s.ExitCode != 137 {
-		n.Errorf("it ended as %+v", s)
+	if ended == nil || ended.ExitCode != 255 && ended.ExitCode != 137 {
+		n.Errorf("it ended as %+v", ended)
 	}
 	n.becomes("dies", corev1.ConditionTrue)
 	n.remove("dies")

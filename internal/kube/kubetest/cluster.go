@@ -38,7 +38,7 @@ const Admin = "admin"
 const (
 	// startTime bounds a start, on a machine that does much else.
 	startTime = 5 * time.Minute
-	// endTime is how long a program may take to end before it is killed: it has stored what it has answered.
+	// endTime is the time from TERM to KILL. KILL loses nothing: a change is stored before it is answered.
 	endTime = 10 * time.Second
 )
 

@@ -80,8 +80,11 @@ func (p *Program) Log() string {
 	return p.out.String()
 }
 
-// Says waits until the program has printed what a pattern matches, and returns the pattern's group.
-func (p *Program) Says(ctx context.Context, what *regexp.Regexp) (string, error) {
+// Printed waits until the program has printed a line of a pattern, as it does when it has started, and returns the pattern's
+// group.
+func (p *Program) Printed(ctx context.Context, what *regexp.Regexp) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, startTime)
+	defer cancel()
 	for {
 		if m := what.FindStringSubmatch(p.Log()); m != nil {
 			return m[1], nil
@@ -98,7 +101,7 @@ func (p *Program) Says(ctx context.Context, what *regexp.Regexp) (string, error)
 
 // Address waits until a turn-server listens at the loopback, and returns where.
 func (p *Program) Address(ctx context.Context) (string, error) {
-	return p.Says(ctx, regexp.MustCompile(`listeners="\[(127\.0\.0\.1:\d+)`))
+	return p.Printed(ctx, regexp.MustCompile(`listeners="\[(127\.0\.0\.1:\d+)`))
 }
 
 // A tail keeps the last bytes that are written to it.

@@ -19,7 +19,6 @@ import (
 type Server struct {
 	Home   string // the server's state directory
 	Client string // that of its users and of the operator; user.token and operator.token are tokens
-	Pin    string // the node's key
 	// Process and Operator are the processes; Operator is nil before Operate.
 	Process, Operator *Program
 
@@ -84,8 +83,8 @@ func (s *Server) prepare(ctx context.Context, address string, o ServerOptions) e
 		return err
 	}
 	keys, err := s.Turn(ctx, admin[:1], "key", "ls", "--json")
-	s.Pin = regexp.MustCompile(`SHA256:[A-Za-z0-9+/=]*`).FindString(keys)
-	if err != nil || s.Pin == "" {
+	pin := regexp.MustCompile(`SHA256:[A-Za-z0-9+/=]*`).FindString(keys)
+	if err != nil || pin == "" {
 		return errors.Join(err, fmt.Errorf("the node has no key: %s", keys))
 	}
 	user, err := s.Turn(ctx, admin, "token", "create", "--name", "user", "--tenant", o.Tenant, "--ttl", "2h")
@@ -109,7 +108,7 @@ func (s *Server) prepare(ctx context.Context, address string, o ServerOptions) e
 		}
 	}
 	_, err = s.Turn(ctx, []string{"TURN_HOME=" + s.Client, "TURN_TOKEN=" + strings.TrimSpace(user)}, "host", "add",
-		serverHost, "http://"+address, "--pin", s.Pin)
+		serverHost, "http://"+address, "--pin", pin)
 	return err
 }
 

@@ -347,7 +347,7 @@ func TestDroppedTurns(t *testing.T) {
 	}
 }
 
-// TestEmptied: a session without turns does not verify, also where nothing says that it had some.
+// TestEmptied: a session without turns does not verify, also where no trace of earlier ones is left.
 func TestEmptied(t *testing.T) {
 	p := story(t)
 	for _, table := range []string{"branches", "heads", "turns"} {

@@ -118,7 +118,7 @@ func (v *TokenVerifier) Update(b Bulletin) error {
 	if v.board != nil {
 		if n := next.lacks(v.board, next.got.wall); n > 0 {
 			v.config.Log.Warn("revocations are gone from the controller's list, as when its database was restored from a backup",
-				"revocations", n, "hint", "revoke again what was revoked since the backup")
+				"revocations", n, "hint", "revoke again the tokens and keys that were revoked since the backup")
 		}
 	}
 	v.board = next

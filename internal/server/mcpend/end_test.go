@@ -245,7 +245,7 @@ func (v ending) Verify(ctx context.Context, token string) (auth.Principal, error
 	return v.verifier.Verify(ctx, token)
 }
 
-// A counting verifier counts what it verifies.
+// A counting verifier counts the tokens that it verifies.
 type counting struct {
 	verifier
 	count *atomic.Int64

@@ -14,7 +14,7 @@ const (
 	registerEvery = 5 * time.Second
 	// retryEvery is the same while the controller does not answer.
 	retryEvery = registerEvery / 10
-	// tellTime bounds the wait of a node that ends for a controller that does not answer any more.
+	// tellTime bounds the wait of a node that ends for its controller, which may have gone.
 	tellTime = 2 * time.Second
 	// warnAfter is the number of failures at the start before a warning.
 	warnAfter = 10
@@ -76,7 +76,7 @@ func (r *registration) run(ctx context.Context) {
 }
 
 // end calls at once, and waits until the controller has answered, unless it did not answer the last call. It is called
-// once, when the node says that it ends.
+// once, after the node's description has the end.
 func (r *registration) end(ctx context.Context) {
 	close(r.ends)
 	if !r.answered.Load() {
