@@ -180,3 +180,11 @@ type Disker interface {
 	// sandbox; the caller closes it.
 	Disk() (*os.File, error)
 }
+
+// A Mounter is a Sandbox into which the host can mount images while it runs.
+type Mounter interface {
+	// Mount mounts the image (EROFS) in the host's file at path read-only at the folder dir, which exists below the
+	// root of the agent's processes. Nobody may change the file before the sandbox has ended. A sandbox with such a
+	// mount has no snapshots.
+	Mount(ctx context.Context, path, dir string) error
+}

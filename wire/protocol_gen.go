@@ -486,6 +486,9 @@ type SandboxConfigureParams struct {
 	Layers []string `json:"layers,omitzero"`
 	// A disk that outlives the sandbox.
 	Home *SandboxHomeDisk `json:"home,omitempty"`
+	// Mount point of an empty folder of the scratch disk, which is no part of the sandbox's
+	// state: an absolute path, created if missing.
+	Disk string `json:"disk,omitempty"`
 	// The sandbox is deterministic: entropy is its seed, and its clock starts at time.
 	Deterministic bool `json:"deterministic,omitempty"`
 }

@@ -126,6 +126,21 @@ func (s *Sandbox) Snapshot(ctx context.Context, dir string) error {
 	return err
 }
 
+// Mounts reports whether Mount mounts images into the running machine.
+func (s *Sandbox) Mounts() bool {
+	_, ok := s.machine.(substrate.Mounter)
+	return ok
+}
+
+// Mount mounts the image (EROFS) at path read-only at the folder dir of the guest; see substrate.Mounter.
+func (s *Sandbox) Mount(ctx context.Context, path, dir string) error {
+	m, ok := s.machine.(substrate.Mounter)
+	if !ok {
+		return s.cannot("get images while they run")
+	}
+	return s.CauseOf(m.Mount(ctx, path, dir))
+}
+
 // HasDisk reports whether the host can read the disk of the running machine.
 func (s *Sandbox) HasDisk() bool {
 	_, ok := s.machine.(substrate.Disker)

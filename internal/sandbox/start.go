@@ -60,6 +60,9 @@ type Request struct {
 	Owner    string   // of the files that are brought in: as a template's user; empty: root
 	Hostname string   // empty: the sandbox's ID
 	Network  Network
+	// Disk is a folder of the guest that is a folder of the disk which takes its writes, and no part of its state;
+	// empty: none.
+	Disk string
 	// Determinism makes the machine deterministic, and its identity part of that; nil: neither.
 	Determinism *turnstone.Determinism
 	// Script is what the sandbox does before its host is connected, after its configuration; only
@@ -383,6 +386,7 @@ func (req *Request) configuration(t *turnstone.Template, m substrate.Machine, ho
 		MachineID: hex.EncodeToString(own.machineID),
 		Env:       append(t.EnvList(), req.Env...),
 		Owner:     req.Owner,
+		Disk:      req.Disk,
 
 		Deterministic: m.Determinism != nil,
 	}

@@ -74,6 +74,8 @@ func points() []point {
 		{"pause", false, testPause},
 		{"layers", false, testLayers},
 		{"damaged layers", true, testDamagedLayers},
+		{"a folder of the disk", true, testShownDisk},
+		{"images are mounted while it runs", false, testMount},
 		{"freeze", false, testFreeze},
 		{"home", false, testHome},
 		{"stands still among execs", true, testExecs},
@@ -115,13 +117,13 @@ func Clone(t *testing.T, s substrate.Substrate, m substrate.Machine, network *wi
 	return vm, configure(t, vm, m, network)
 }
 
-func configure(t *testing.T, vm substrate.Sandbox, m substrate.Machine,
-	network *wire.SandboxNetwork) *wire.Client {
+func configure(t *testing.T, vm substrate.Sandbox, m substrate.Machine, network *wire.SandboxNetwork,
+	change ...func(*wire.SandboxConfigureParams)) *wire.Client {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	t.Cleanup(func() { _ = vm.Close() })
-	client, link, err := Configure(ctx, vm, m, network)
+	client, link, err := Configure(ctx, vm, m, network, change...)
 	if err != nil {
 		t.Fatalf("configure: %v (machine: %v)", err, vm.Err())
 	}
@@ -132,10 +134,10 @@ func configure(t *testing.T, vm substrate.Sandbox, m substrate.Machine,
 // HomePath is the mount point that Configure uses for a machine's home disk.
 const HomePath = "/home/agent"
 
-// Configure gives a clone of m its own identity, as the executor does. The caller closes the
-// result.
-func Configure(ctx context.Context, vm substrate.Sandbox, m substrate.Machine,
-	network *wire.SandboxNetwork) (*wire.Client, *wire.Link, error) {
+// Configure gives a clone of m its own identity, as the executor does, with changes of the parameters. The caller
+// closes the result.
+func Configure(ctx context.Context, vm substrate.Sandbox, m substrate.Machine, network *wire.SandboxNetwork,
+	change ...func(*wire.SandboxConfigureParams)) (*wire.Client, *wire.Link, error) {
 	link, err := wire.NewLink(vm.Agent(), true)
 	if err != nil {
 		return nil, nil, err
@@ -163,6 +165,9 @@ func Configure(ctx context.Context, vm substrate.Sandbox, m substrate.Machine,
 	}
 	if m.Home != "" {
 		p.Home = &wire.SandboxHomeDisk{Serial: substrate.HomeSerial, Path: HomePath}
+	}
+	for _, f := range change {
+		f(&p)
 	}
 	res, err := client.SandboxConfigure(ctx, &p)
 	if err == nil && !res.Reseeded {

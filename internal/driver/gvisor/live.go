@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"strings"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -30,6 +31,17 @@ func (v *sandbox) snapshot(ctx context.Context, dir string) error {
 		man := manifest{Identity: v.from, Taken: time.Now().UTC(), Layers: layers}
 		return man.seal(ctx, tmp)
 	})
+}
+
+// Mount implements substrate.Mounter.
+func (v *sandbox) Mount(ctx context.Context, path, dir string) error {
+	if strings.Contains(path+dir, ":") { // it separates them
+		return turnstone.Errorf("gvisor.mount", turnstone.KindInvalid, path, "a colon is in its path, or in %s", dir)
+	}
+	if err := v.control(ctx, "debug", "--mount=erofs:"+path+":"+dir, string(v.ID())); err != nil {
+		return v.failed("gvisor.mount", err)
+	}
+	return nil
 }
 
 // RestoreFrom implements substrate.Resumer. A clone shares no memory with others: it reads the

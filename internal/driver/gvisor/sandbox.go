@@ -21,6 +21,7 @@ var (
 	_ substrate.Sandbox     = (*sandbox)(nil)
 	_ substrate.Pauser      = (*sandbox)(nil)
 	_ substrate.Snapshotter = (*sandbox)(nil)
+	_ substrate.Mounter     = (*sandbox)(nil)
 )
 
 // scratchName is the agent's name of the file system that stores the writes.

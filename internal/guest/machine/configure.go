@@ -143,6 +143,11 @@ func (m *machine) enter(p *wire.SandboxConfigureParams) error {
 			return err
 		}
 	}
+	if p.Disk != "" {
+		if err := m.showDisk(p.Disk); err != nil {
+			return err
+		}
+	}
 	if p.Home != nil {
 		return m.mountHome(p.Home)
 	}
@@ -173,6 +178,8 @@ func checkConfigure(p *wire.SandboxConfigureParams) (time.Time, error) {
 	case p.Home != nil && (notSerial(p.Home.Serial) || !mountable(p.Home.Path)):
 		return now, agent.Invalid(op, "home",
 			"a disk's serial number and an absolute path other than / are needed")
+	case p.Disk != "" && !mountable(p.Disk):
+		return now, agent.Invalid(op, "disk", "an absolute path other than / is needed")
 	}
 	return now, nil
 }

@@ -17,6 +17,7 @@ const (
 	firstWork   = "work"   // the work directory of the overlay
 	secondUpper = "upper2" // takes the writes over layers
 	secondWork  = "work2"
+	shownDir    = "shown" // see showDisk
 	maxLayers   = 16
 )
 
@@ -333,6 +334,27 @@ func (m *machine) blockDevices() map[string]uint64 {
 		}
 	}
 	return found
+}
+
+// showDisk mounts a folder of the scratch disk at dir in the sandbox's root. The sandbox's overlay has no such folder:
+// it can be the upper directory of another one.
+func (m *machine) showDisk(dir string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	source := filepath.Join(upperDir[1:], shownDir)
+	if err := unix.Mkdirat(m.base, source, 0o755); err != nil && err != unix.EEXIST {
+		return &os.PathError{Op: "mkdir", Path: source, Err: err}
+	}
+	tree, err := unix.OpenTree(m.base, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_NO_AUTOMOUNT)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: source, Err: err}
+	}
+	defer unix.Close(tree)
+	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, dir, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return &os.PathError{Op: "mount", Path: dir, Err: err}
+	}
+	return nil
 }
 
 // mountHome mounts the home disk. Only one of its directories is shown: its root contains files of
