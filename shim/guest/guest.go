@@ -15,6 +15,8 @@ const (
 	Dir     = "/.turnstone"
 	Program = Dir + "/podinit"
 	Volumes = Dir + "/volumes"
+	Images  = Dir + "/images" // with a folder for each image that is mounted
+	Disk    = Dir + "/disk"   // a folder of the sandbox's disk, with what containers write over images
 	Shm     = Dir + "/shm"
 )
 
@@ -56,6 +58,9 @@ func CheckID(id string) error {
 	}
 	return nil
 }
+
+// WritesDir returns the folder with what a container writes over its image.
+func WritesDir(id string) string { return path.Join(Disk, id) }
 
 // ContainerDir returns the folder of a container.
 func ContainerDir(id string) string { return path.Join(Dir, "c", id) }
@@ -109,6 +114,7 @@ type Container struct {
 	ReadOnly     []string          `json:"readOnly,omitempty"`
 	ReadOnlyRoot bool              `json:"readOnlyRoot,omitempty"`
 	OwnPIDs      bool              `json:"ownPIDs,omitempty"` // a PID namespace of its own
+	Image        string            `json:"image,omitempty"`   // the folder that is below its root; empty: its root is a copy
 	Sysctl       map[string]string `json:"sysctl,omitempty"`
 	Limits       Limits            `json:"limits"`
 }

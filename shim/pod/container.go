@@ -28,8 +28,8 @@ type Container struct {
 	back map[string]string // files of the host, by their paths in the sandbox
 }
 
-// Create copies the root file system at the host's folder root into the sandbox, with the volumes.
-func (p *Pod) Create(ctx context.Context, id, root string, s *spec.Container) (*Container, error) {
+// Create brings the root file system into the sandbox, with the volumes.
+func (p *Pod) Create(ctx context.Context, id string, root rootfs.Root, s *spec.Container) (*Container, error) {
 	if err := guest.CheckID(id); err != nil {
 		return nil, fmt.Errorf("container %.140q: %w", id, err)
 	}
@@ -49,12 +49,11 @@ func (p *Pod) Create(ctx context.Context, id, root string, s *spec.Container) (*
 	return c, nil
 }
 
-// fill copies into the sandbox what the container needs there.
-func (c *Container) fill(ctx context.Context, root string) error {
+// fill brings into the sandbox what the container needs there.
+func (c *Container) fill(ctx context.Context, root rootfs.Root) error {
 	p, s := c.pod, c.spec
-	limits := rootfs.Limits{Bytes: int64(p.asked.Shape.Disk), Entries: maxRootFiles}
-	if err := p.copyIn(ctx, guest.CmdUnpack, root, "", guest.File(c.ID, "", guest.FileRoot), limits); err != nil {
-		return fmt.Errorf("copying the root file system: %w", err)
+	if err := c.addRoot(ctx, root); err != nil {
+		return err
 	}
 	if err := c.addVolumes(ctx); err != nil {
 		return err

@@ -63,12 +63,14 @@ type Pod struct {
 	asked   *spec.Pod
 	began   time.Time
 	volumes volumes
+	images  images
 	making  names
 	lanes   lanes
 	ports   *wire.Client  // of port-forwards; nil: none
 	helpers chan struct{} // has an entry for each command of the helper that runs
 	starts  chan struct{} // has an entry for each process that is started
 	copies  chan struct{} // has an entry for each folder that is copied in
+	say     func(string)
 
 	unforward context.CancelFunc // nil: nothing is forwarded
 }
@@ -88,7 +90,11 @@ func Start(ctx context.Context, o Options, p *spec.Pod, netns string) (_ *Pod, e
 		return nil, fmt.Errorf("the template of pods: %w", err)
 	}
 	pod := &Pod{asked: p, began: time.Now(), helpers: make(chan struct{}, maxHelpers),
-		starts: make(chan struct{}, maxStarting), copies: make(chan struct{}, maxCopies)}
+		starts: make(chan struct{}, maxStarting), copies: make(chan struct{}, maxCopies), say: o.Progress}
+	if pod.images.onHost.Dir, err = dir.MkdirAll("pods", "roots"); err != nil {
+		return nil, err
+	}
+	pod.images.onHost.Entries = maxRootFiles
 	pod.lanes.open = pod.connect
 	defer func() {
 		if err != nil {
@@ -96,7 +102,7 @@ func Start(ctx context.Context, o Options, p *spec.Pod, netns string) (_ *Pod, e
 		}
 	}()
 	req := sandbox.Request{Template: template, Image: template.Name, Shape: p.Shape,
-		Hostname: p.Hostname, Driver: o.Substrate,
+		Hostname: p.Hostname, Driver: o.Substrate, Disk: guest.Disk,
 		Needs:    driver.Needs{Native: !o.Emulate},
 		Kernel:   o.Kernel.Over(settings.GuestKernel()),
 		Progress: o.Progress, Lap: func(string) {}}
@@ -119,13 +125,13 @@ func Start(ctx context.Context, o Options, p *spec.Pod, netns string) (_ *Pod, e
 	if err := pod.writeEtc(ctx); err != nil {
 		return nil, err
 	}
-	pod.forward(o.Progress)
+	pod.forward()
 	return pod, nil
 }
 
 // forward serves what is dialled in the pod's network namespace. Without it only port-forwards are
 // missing.
-func (p *Pod) forward(say func(string)) {
+func (p *Pod) forward() {
 	ctx, cancel := context.WithCancel(context.Background())
 	p.unforward = cancel
 	if p.net == nil {
@@ -139,7 +145,7 @@ func (p *Pod) forward(say func(string)) {
 		})
 	}
 	if err != nil {
-		say("port-forwards do not work: " + err.Error())
+		p.say("port-forwards do not work: " + err.Error())
 	}
 }
 
@@ -182,7 +188,7 @@ func templateOf(dir *statedir.Dir) (*turnstone.Template, error) {
 	if err != nil {
 		return nil, errNoHelper
 	}
-	key := sha256.Sum256(append([]byte("pod image v2\x00"), sum...))
+	key := sha256.Sum256(append([]byte("pod image v3\x00"), sum...))
 	folder, err := dir.MkdirAll("pods")
 	if err != nil {
 		return nil, err
@@ -258,7 +264,7 @@ func imageFiles(program []byte) (io.Reader, error) {
 	tw := tar.NewWriter(&stream)
 	var err error
 	for _, d := range []string{"proc", "sys", "dev", "run", "tmp", "etc", "root", "workspace",
-		guest.Dir[1:], guest.Volumes[1:], guest.Shm[1:]} {
+		guest.Dir[1:], guest.Volumes[1:], guest.Images[1:], guest.Disk[1:], guest.Shm[1:]} {
 		h := &tar.Header{Typeflag: tar.TypeDir, Name: d + "/", Mode: 0o755}
 		if d == "tmp" || d == guest.Shm[1:] {
 			h.Mode = 0o1777

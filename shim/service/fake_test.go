@@ -15,6 +15,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/shim/guest"
 	"turnstone.dev/turnstone/shim/pod"
+	"turnstone.dev/turnstone/shim/rootfs"
 	"turnstone.dev/turnstone/shim/spec"
 )
 
@@ -87,7 +88,7 @@ func (f *fake) launch(ctx context.Context, _ *spec.Pod, _ string) (machine, erro
 	return f, nil
 }
 
-func (f *fake) Create(ctx context.Context, _, _ string, _ *spec.Container) (group, error) {
+func (f *fake) Create(ctx context.Context, _ string, _ rootfs.Root, _ *spec.Container) (group, error) {
 	f.count(1)
 	defer f.count(-1)
 	if err := f.answerUntil(ctx, nil); err != nil { // the copy on the host outlives the machine

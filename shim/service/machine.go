@@ -8,13 +8,14 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/shim/guest"
 	"turnstone.dev/turnstone/shim/pod"
+	"turnstone.dev/turnstone/shim/rootfs"
 	"turnstone.dev/turnstone/shim/spec"
 )
 
 // A machine is the running sandbox of a pod.
 type machine interface {
-	// Create copies a container into it, whose root file system is the host's folder root.
-	Create(ctx context.Context, id, root string, c *spec.Container) (group, error)
+	// Create brings a container into it.
+	Create(ctx context.Context, id string, root rootfs.Root, c *spec.Container) (group, error)
 	Done() <-chan struct{}
 	Err() error
 	Substrate() string
@@ -58,7 +59,7 @@ func (s Settings) launch(say func(...any)) launcher {
 // podMachine and podGroup return interfaces where package pod returns its types.
 type podMachine struct{ *pod.Pod }
 
-func (m podMachine) Create(ctx context.Context, id, root string, c *spec.Container) (group, error) {
+func (m podMachine) Create(ctx context.Context, id string, root rootfs.Root, c *spec.Container) (group, error) {
 	made, err := m.Pod.Create(ctx, id, root, c)
 	if err != nil {
 		return nil, err

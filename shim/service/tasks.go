@@ -2,7 +2,6 @@ package service
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,7 +11,6 @@ import (
 	eventstypes "github.com/containerd/containerd/api/events"
 	taskAPI "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types/task"
-	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/runtime"
 	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/errdefs"
@@ -88,13 +86,8 @@ func (s *Service) make(ctx context.Context, p machine, c *container,
 		return err
 	}
 	c.spec.Terminal, c.spec.Process.Terminal = r.GetTerminal(), r.GetTerminal()
-	fill := func(ctx context.Context, p machine) (made group, err error) {
-		err = withRoot(r, root, func() error {
-			made, err = p.Create(ctx, c.id, root, c.spec)
-			return err
-		})
-		return made, err
-	}
+	files := rootOf(r, root)
+	fill := func(ctx context.Context, p machine) (group, error) { return p.Create(ctx, c.id, files, c.spec) }
 	var made group = &loneGroup{s: s, c: c, fill: fill}
 	if p != nil {
 		if made, err = fill(ctx, p); err != nil {
@@ -105,28 +98,6 @@ func (s *Service) make(ctx context.Context, p machine, c *container,
 	c.pod = made
 	s.mu.Unlock()
 	return nil
-}
-
-// withRoot mounts the container's root file system at root on the host while f copies it.
-func withRoot(r *taskAPI.CreateTaskRequest, root string, f func() error) (err error) {
-	var mounts []mount.Mount
-	for _, m := range r.GetRootfs() {
-		mounts = append(mounts, mount.Mount{Type: m.Type, Source: m.Source, Target: m.Target,
-			Options: m.Options})
-	}
-	if len(mounts) == 0 {
-		return f()
-	}
-	if err := os.Mkdir(root, 0o711); err != nil && !errors.Is(err, os.ErrExist) {
-		return err
-	}
-	defer func() {
-		err = errors.Join(err, mount.UnmountRecursive(root, 0))
-	}()
-	if err := mount.All(mounts, root); err != nil {
-		return fmt.Errorf("mounting the root file system: %w", err)
-	}
-	return f()
 }
 
 // Start implements the task API.

@@ -232,6 +232,7 @@ func TestPods(t *testing.T) {
 	b := bed(t)
 	testSubstrate(t, b)
 	t.Run("without a pod", func(t *testing.T) { testLone(t, b) })
+	t.Run("images", func(t *testing.T) { testImages(t, b) })
 	t.Run("hostile image", func(t *testing.T) { testHostileImage(t, b) })
 	t.Run("many execs", func(t *testing.T) { testExecs(t, b) })
 	t.Run("hostile execs", func(t *testing.T) { testHostile(t, b) })

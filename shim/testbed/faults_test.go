@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -39,6 +40,21 @@ func (b *Bed) mounted(t *testing.T, id string) {
 	})
 }
 
+// writeInto writes a file into the root file system of the container that was created last, before it starts.
+func (b *Bed) writeInto(t *testing.T, name, text string) {
+	t.Helper()
+	all, err := filepath.Glob(b.path("root/io.containerd.snapshotter.v1.overlayfs/snapshots/*"))
+	check(t, err)
+	last := 0
+	for _, dir := range all {
+		n, err := strconv.Atoi(filepath.Base(dir))
+		check(t, err)
+		last = max(last, n)
+	}
+	check(t, os.WriteFile(b.path(fmt.Sprintf("root/io.containerd.snapshotter.v1.overlayfs/snapshots/%d/fs", last))+name,
+		[]byte(text), 0o644))
+}
+
 // testDeaths checks that nothing is left of a shim that is killed while it copies an image, and
 // that containerd, too, may be killed meanwhile, or while it starts a pod, a process or a container.
 func testDeaths(t *testing.T, b *Bed) {
@@ -46,6 +62,7 @@ func testDeaths(t *testing.T, b *Bed) {
 	id := p.run("main", nil, "sleep", "1000")
 	late, err := p.create("late", nil, "sleep", "1000")
 	check(t, err)
+	b.writeInto(t, "/of-its-own", "text") // so its root file system is copied into the sandbox
 	p.freeze()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

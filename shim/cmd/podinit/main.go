@@ -55,7 +55,7 @@ func run(args []string) (int, error) {
 	case cmd == guest.CmdLimit:
 		return 0, relimit(id)
 	case cmd == guest.CmdRemove:
-		return 0, os.RemoveAll(guest.ContainerDir(id))
+		return 0, errors.Join(os.RemoveAll(guest.ContainerDir(id)), os.RemoveAll(guest.WritesDir(id)))
 	}
 	return 1, errors.New("there is no such command")
 }

@@ -13,12 +13,17 @@ import (
 	"turnstone.dev/turnstone/shim/guest"
 )
 
-// makeRoot makes root the calling process's root, with the container's mounts in it. The process is
-// the first in its mount namespace.
-func makeRoot(root string, c *guest.Container) error {
+// makeRoot makes the root of the container id the calling process's root, with the container's mounts in it. The
+// process is the first in its mount namespace.
+func makeRoot(id string, c *guest.Container) error {
 	// a kernel without propagation has nothing to make private
 	_ = unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, "")
-	if err := unix.Mount(root, root, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+	root := guest.File(id, "", guest.FileRoot)
+	if c.Image != "" {
+		if err := overlay(c.Image, guest.WritesDir(id), root); err != nil {
+			return err
+		}
+	} else if err := unix.Mount(root, root, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return os.NewSyscallError("mount root", err)
 	}
 	for _, m := range c.Mounts {
@@ -45,6 +50,28 @@ func makeRoot(root string, c *guest.Container) error {
 		mask(root, p)
 	}
 	return enterRoot(root)
+}
+
+// overlay mounts the image at root, with what is written in a folder of the sandbox's disk.
+func overlay(image, writes, root string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(image, &st); err != nil {
+		return &os.PathError{Op: "stat", Path: image, Err: err}
+	}
+	upper, work := filepath.Join(writes, "upper"), filepath.Join(writes, "work")
+	for _, dir := range []string{upper, work, root} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	// the overlay's root is that of what is written
+	err := errors.Join(unix.Chown(upper, int(st.Uid), int(st.Gid)), unix.Chmod(upper, st.Mode&0o7777),
+		unix.UtimesNano(upper, []unix.Timespec{st.Mtim, st.Mtim}))
+	if err != nil {
+		return fmt.Errorf("the root's attributes: %w", err)
+	}
+	return os.NewSyscallError("mount root", unix.Mount("overlay", root, "overlay", unix.MS_NOATIME,
+		"lowerdir="+image+",upperdir="+upper+",workdir="+work))
 }
 
 // writeParameter sets a parameter of the kernel. One that has the value already may be read-only.

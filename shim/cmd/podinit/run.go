@@ -107,7 +107,7 @@ func become(id string) error {
 	if err := read(id, "", guest.FileConfig, &c); err != nil {
 		return err
 	}
-	if err := makeRoot(guest.File(id, "", guest.FileRoot), &c); err != nil {
+	if err := makeRoot(id, &c); err != nil {
 		return err
 	}
 	if err := makeDir(&c.Process, true); err != nil {
