@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -56,8 +57,15 @@ type Options struct {
 	Progress  func(string)
 }
 
-// A Pod is a running sandbox with containers. Its methods are safe for concurrent use.
+// A Pod is a sandbox with containers. Its methods are safe for concurrent use.
 type Pod struct {
+	substrate string
+	stop      context.CancelFunc // ends the start
+	started   chan struct{}      // closed when sb or failed is set
+	failed    error              // why the sandbox did not start
+	done      chan struct{}      // closed when the sandbox has ended, or has not started
+	closing   atomic.Bool
+
 	sb      *sandbox.Sandbox
 	net     *podnet.Network
 	asked   *spec.Pod
@@ -75,7 +83,8 @@ type Pod struct {
 	unforward context.CancelFunc // nil: nothing is forwarded
 }
 
-// Start starts the sandbox of a pod, whose network is that of the namespace at netns; empty: none.
+// Start begins to start the sandbox of a pod, whose network is that of the namespace at netns; empty: none. The
+// containers of the pod wait for it: until the first is made, containerd and its client have work of their own.
 func Start(ctx context.Context, o Options, p *spec.Pod, netns string) (_ *Pod, err error) {
 	dir, err := statedir.Open(o.Home)
 	if err != nil {
@@ -90,17 +99,13 @@ func Start(ctx context.Context, o Options, p *spec.Pod, netns string) (_ *Pod, e
 		return nil, fmt.Errorf("the template of pods: %w", err)
 	}
 	pod := &Pod{asked: p, began: time.Now(), helpers: make(chan struct{}, maxHelpers),
-		starts: make(chan struct{}, maxStarting), copies: make(chan struct{}, maxCopies), say: o.Progress}
+		starts: make(chan struct{}, maxStarting), copies: make(chan struct{}, maxCopies), say: o.Progress,
+		started: make(chan struct{}), done: make(chan struct{})}
 	if pod.images.onHost.Dir, err = dir.MkdirAll("pods", "roots"); err != nil {
 		return nil, err
 	}
 	pod.images.onHost.Entries = maxRootFiles
 	pod.lanes.open = pod.connect
-	defer func() {
-		if err != nil {
-			_ = pod.Close()
-		}
-	}()
 	req := sandbox.Request{Template: template, Image: template.Name, Shape: p.Shape,
 		Hostname: p.Hostname, Driver: o.Substrate, Disk: guest.Disk,
 		Needs:    driver.Needs{Native: !o.Emulate},
@@ -119,14 +124,56 @@ func Start(ctx context.Context, o Options, p *spec.Pod, netns string) (_ *Pod, e
 	}
 	launcher := sandbox.New(dir)
 	launcher.Programs = o.Programs
-	if pod.sb, err = launcher.Start(ctx, req); err != nil {
+	src, err := launcher.Find(ctx, req)
+	if err != nil {
+		if pod.net != nil {
+			_ = pod.net.Close()
+		}
 		return nil, err
 	}
-	if err := pod.writeEtc(ctx); err != nil {
-		return nil, err
-	}
-	pod.forward()
+	pod.substrate = src.Driver.Name()
+	ctx, pod.stop = context.WithCancel(context.WithoutCancel(ctx))
+	go pod.run(ctx, func() (*sandbox.Sandbox, error) { return launcher.StartOf(ctx, req, src) })
 	return pod, nil
+}
+
+// run starts the sandbox and waits for its end.
+func (p *Pod) run(ctx context.Context, start func() (*sandbox.Sandbox, error)) {
+	defer close(p.done)
+	sb, err := start()
+	if err == nil {
+		p.sb = sb
+		err = p.writeEtc(ctx)
+	}
+	if err == nil {
+		p.forward()
+	} else if p.failed = fmt.Errorf("the sandbox did not start: %w", err); sb != nil {
+		_ = sb.Close()
+	}
+	close(p.started)
+	if sb != nil {
+		<-sb.Done()
+	}
+}
+
+// await waits until the sandbox has started.
+func (p *Pod) await(ctx context.Context) error {
+	select {
+	case <-p.started:
+		return p.failed
+	case <-ctx.Done():
+		return fmt.Errorf("the sandbox has not started yet: %w", ctx.Err())
+	}
+}
+
+// up reports whether the sandbox has started.
+func (p *Pod) up() bool {
+	select {
+	case <-p.started:
+		return p.failed == nil
+	default:
+		return false
+	}
 }
 
 // forward serves what is dialled in the pod's network namespace. Without it only port-forwards are
@@ -149,20 +196,41 @@ func (p *Pod) forward() {
 	}
 }
 
-// Done is closed when the sandbox has ended; Err then tells why.
-func (p *Pod) Done() <-chan struct{} { return p.sb.Done() }
+// Done is closed when the sandbox has ended, or has not started; Err then tells why.
+func (p *Pod) Done() <-chan struct{} { return p.done }
 
-// Err returns why the sandbox ended.
-func (p *Pod) Err() error { return p.sb.Err() }
+// Err returns why the sandbox ended: nil before Done and after Close.
+func (p *Pod) Err() error {
+	switch {
+	case p.up():
+		return p.sb.Err()
+	case p.closing.Load():
+		return nil
+	}
+	select {
+	case <-p.started:
+		return p.failed
+	default:
+		return nil
+	}
+}
 
 // Substrate returns what the pod runs on.
-func (p *Pod) Substrate() string { return p.sb.Substrate() }
+func (p *Pod) Substrate() string { return p.substrate }
 
 // Used returns what the sandbox has used.
-func (p *Pod) Used() turnstone.Used { return p.sb.Used() }
+func (p *Pod) Used() turnstone.Used {
+	if !p.up() {
+		return turnstone.Used{}
+	}
+	return p.sb.Used()
+}
 
 // Close ends the sandbox with all its containers.
 func (p *Pod) Close() error {
+	p.closing.Store(true)
+	p.stop()
+	<-p.started
 	p.volumes.close()
 	if p.unforward != nil {
 		p.unforward()
