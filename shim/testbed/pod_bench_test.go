@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,7 +20,8 @@ import (
 )
 
 // BenchmarkPod has pods of the shim and of gVisor's own shim, as published, alternately under one containerd, and reports
-// how long each takes from the kubelet's first call until its container has written a line.
+// how long each takes from the kubelet's first call until its container has written a line: of a small image, and of one
+// with a file of 200 MB.
 func BenchmarkPod(b *testing.B) {
 	if err := lowered(); err != nil {
 		b.Skip("gVisor's own shim lowers its OOM score, which this machine refuses: ", err)
@@ -32,19 +34,29 @@ func BenchmarkPod(b *testing.B) {
 	c, err := grpc.NewClient(bed.Endpoint(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	check(b, err)
 	defer func() { _ = c.Close() }()
-	p := &pods{b: b, bed: bed, runtime: cri.NewRuntimeServiceClient(c)}
+	p := &pods{bed: bed, runtime: cri.NewRuntimeServiceClient(c)}
+	random := rand.NewChaCha8([32]byte{})
+	large := make([]byte, 200<<20)
+	_, _ = random.Read(large) // documented never to fail
+	check(b, bed.Registry.Push("large:1", v1.Config{Env: []string{"PATH=/bin"}}, nil, map[string]string{"large": string(large)}))
+	for _, image := range []string{"busybox:1", "large:1"} {
+		b.Run(image, func(b *testing.B) { p.compare(b, image) })
+	}
+}
+
+// compare starts pods of an image with both shims alternately.
+func (p *pods) compare(b *testing.B, image string) {
+	p.b, p.image = b, p.bed.Registry.Host+"/"+image
 	handlers := []string{Handlers[0], peerHandler}
-	_, err = bed.Crictl(b.Context(), "", "pull", bed.Registry.Host+"/busybox:1")
+	_, err := p.bed.Crictl(b.Context(), "", "pull", p.image)
 	check(b, err)
-	for n, h := range handlers { // the first of each makes images and checkpoints that others share
-		p.start(h, fmt.Sprint("first-", n))
+	for _, h := range handlers { // the first of each makes images and checkpoints that others share
+		b.Logf("the first of %s: %d ms", h, p.start(h).Milliseconds())
 	}
 	took := map[string][]time.Duration{}
-	n := 0
 	for b.Loop() {
 		for _, h := range handlers {
-			took[h] = append(took[h], p.start(h, fmt.Sprint("pod-", n)))
-			n++
+			took[h] = append(took[h], p.start(h))
 		}
 	}
 	b.ReportMetric(0, "ns/op") // of both
@@ -73,11 +85,15 @@ type pods struct {
 	b       *testing.B
 	bed     *Bed
 	runtime cri.RuntimeServiceClient
+	image   string
+	count   int
 }
 
 // start starts a pod with a container, waits for its first line, and removes it.
-func (p *pods) start(handler, name string) time.Duration {
+func (p *pods) start(handler string) time.Duration {
 	p.b.Helper()
+	p.count++
+	name := fmt.Sprint("pod-", p.count)
 	ctx, cancel := context.WithTimeout(p.b.Context(), limit)
 	defer cancel()
 	security := &cri.NamespaceOption{Pid: cri.NamespaceMode_CONTAINER}
@@ -89,7 +105,7 @@ func (p *pods) start(handler, name string) time.Duration {
 	check(p.b, err)
 	made, err := p.runtime.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: s.PodSandboxId, SandboxConfig: pod,
 		Config: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "main", Attempt: 1}, LogPath: name + ".log",
-			Image:   &cri.ImageSpec{Image: p.bed.Registry.Host + "/busybox:1"},
+			Image:   &cri.ImageSpec{Image: p.image},
 			Command: []string{"sh", "-c", "echo up; exec sleep 1000000"}, Linux: &cri.LinuxContainerConfig{
 				SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: security}}}})
 	check(p.b, err)
