@@ -64,10 +64,7 @@ func points() []point {
 		{"clones share nothing they write", true, testApart},
 		{"template is read-only", true, testTemplate},
 		{"network on", false, testNetworkOn},
-		{"network off", false, testNetworkOff},
-		{"cpus", false, testCPUs},
-		{"memory limit", false, testMemory},
-		{"disk limit", false, testDisk},
+		{"another shape", false, testShape},
 		{"process limit", true, testProcesses},
 		{"a dead guest is told", true, testPanic},
 		{"close", false, testClose},
@@ -347,10 +344,26 @@ func testNetworkOn(t *testing.T, s substrate.Substrate, c Config) {
 	}
 }
 
-func testNetworkOff(t *testing.T, s substrate.Substrate, c Config) {
+// testShape has all limits in one machine: each other shape has a snapshot of its own, which takes a boot.
+func testShape(t *testing.T, s substrate.Substrate, c Config) {
 	m := c.Machine
-	m.Shape.Network = false
+	m.Shape = turnstone.Shape{CPUs: 2, Memory: turnstone.MinMemory, Disk: 64 << 20}
 	_, client := Clone(t, s, m, nil)
+	t.Run("network off", func(t *testing.T) { testNetworkOff(t, client) })
+	t.Run("cpus", func(t *testing.T) {
+		if out, _ := Shell(t, client, "cat /sys/devices/system/cpu/kernel_max"); out == "0\n" {
+			t.Skip("the guest's kernel is built for one CPU (CONFIG_NR_CPUS)")
+		}
+		want(t, client, "nproc", "2\n")
+		_, other := c.clone(t, s)
+		want(t, other, "nproc", fmt.Sprintln(c.Machine.Shape.CPUs))
+	})
+	t.Run("disk limit", func(t *testing.T) { testDisk(t, client, m.Shape.Disk) })
+	t.Run("memory limit", func(t *testing.T) { testMemory(t, client, m.Shape.Memory) })
+}
+
+func testNetworkOff(t *testing.T, client *wire.Client) {
+	t.Helper()
 	want(t, client, interfaces+
 		"; grep -vc ^lo /proc/net/route; ip -o link show lo | grep -c '[<,]UP[,>]'", "lo\n1\n1\n")
 	if out, exit := Shell(t, client, "exec 3<>/dev/tcp/192.0.2.1/80"); exit.ExitCode == 0 ||
@@ -359,38 +372,22 @@ func testNetworkOff(t *testing.T, s substrate.Substrate, c Config) {
 	}
 }
 
-func testCPUs(t *testing.T, s substrate.Substrate, c Config) {
-	m := c.Machine
-	m.Shape.CPUs = 2
-	_, client := Clone(t, s, m, &c.Network)
-	if out, _ := Shell(t, client, "cat /sys/devices/system/cpu/kernel_max"); out == "0\n" {
-		t.Skip("the guest's kernel is built for one CPU (CONFIG_NR_CPUS)")
-	}
-	want(t, client, "nproc", "2\n")
-	_, client = c.clone(t, s)
-	want(t, client, "nproc", fmt.Sprintln(c.Machine.Shape.CPUs))
-}
-
-func testMemory(t *testing.T, s substrate.Substrate, c Config) {
-	m := c.Machine
-	m.Shape.Memory = turnstone.MinMemory
-	_, client := Clone(t, s, m, &c.Network)
+func testMemory(t *testing.T, client *wire.Client, memory turnstone.Bytes) {
+	t.Helper()
 	// The program keeps its memory: where the kernel only counts it, the agent looks now and then.
 	out, exit := Shell(t, client,
 		`perl -e 'push @x, "x" x (1_000_000 + $_) for 1..320; print scalar @x; sleep 60'`)
 	if exit.ExitCode == 0 || !exit.OOMKilled {
-		t.Errorf("320 MB in %s: %q, %+v", m.Shape.Memory, out, exit)
+		t.Errorf("320 MB in %s: %q, %+v", memory, out, exit)
 	}
 	want(t, client, "echo alive", "alive\n")
 }
 
-func testDisk(t *testing.T, s substrate.Substrate, c Config) {
-	m := c.Machine
-	m.Shape.Disk = 64 << 20
-	_, client := Clone(t, s, m, &c.Network)
+func testDisk(t *testing.T, client *wire.Client, disk turnstone.Bytes) {
+	t.Helper()
 	out, exit := Shell(t, client, "head -c 100000000 /dev/zero > /workspace/big")
 	if exit.ExitCode == 0 || !strings.Contains(out, "No space left") || !exit.DiskFull {
-		t.Errorf("100 MB on %s: %q, %+v", m.Shape.Disk, out, exit)
+		t.Errorf("100 MB on %s: %q, %+v", disk, out, exit)
 	}
 	want(t, client, "rm /workspace/big; echo freed > /workspace/small; cat /workspace/small",
 		"freed\n")
