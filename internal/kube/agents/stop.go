@@ -16,7 +16,7 @@ const stopTime = 5 * time.Second
 // how long that may take yet, and 0 when it is over: what ends late, or does not answer, ends with its sandbox.
 func (r *sandboxes) stopping(ctx context.Context, s *sandboxv1.Sandbox, since time.Time) time.Duration {
 	_, m, err := r.o.convert(s)
-	if err != nil || !m.process() {
+	if err != nil || !m.process() && len(m.Inits) == 0 {
 		return 0
 	}
 	left := time.Until(since.Add(m.Grace + stopTime))

@@ -130,14 +130,33 @@ func (s *session) hook(ctx context.Context, h *agents.Hook) (why string) {
 	return ""
 }
 
-// stop ends the container's process, and waits for its end.
+// stop ends the container's process, or that of the init container that runs, and waits for its end.
 func (s *session) stop(ctx context.Context) error {
-	if s.number == 0 || s.ended != nil && s.ended.number == s.number {
+	id, hook := s.process(), s.Main.PreStop
+	switch {
+	case s.number == 0:
+		var err error
+		if id, err = s.runningInit(ctx); id == "" || err != nil {
+			return err
+		}
+		hook = nil // it is the container's
+	case s.ended != nil && s.ended.number == s.number:
 		return nil
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go s.kill(ctx)
-	_, err := s.w.ProcessWait(ctx, &wire.ProcessWaitParams{ProcessID: s.process()})
+	go s.kill(ctx, id, hook)
+	_, err := s.w.ProcessWait(ctx, &wire.ProcessWaitParams{ProcessID: id})
 	return err
+}
+
+// runningInit returns the process of the init container that runs; empty: none does.
+func (s *session) runningInit(ctx context.Context) (id string, err error) {
+	all, err := s.list(ctx)
+	for n := range all {
+		if strings.HasPrefix(all[n].ProcessID, initPrefix) && all[n].Exit == nil {
+			id = all[n].ProcessID
+		}
+	}
+	return id, err
 }

@@ -78,6 +78,34 @@ func TestInitInterrupted(t *testing.T) {
 	w.reads(log, "x\n")
 }
 
+// TestStopInit: an init container that runs when its container is stopped gets TERM and no hook, and KILL in the end;
+// nothing is started after it.
+func TestStopInit(t *testing.T) {
+	for _, c := range []struct {
+		script string
+		grace  time.Duration
+		want   string
+	}{
+		{`trap 'echo term >>"$0"; exit' TERM; echo x >>"$0"; while :; do sleep 0.01; done`, time.Hour, "x\nterm\n"},
+		{`trap '' TERM; echo x >>"$0"; while :; do sleep 1000; done`, 0, "x\n"},
+	} {
+		w := newWorld(t)
+		log := filepath.Join(w.dir, "log")
+		m := agents.Main{Argv: append(sh(`echo main >>"$0"`), log), Again: agents.Always, Grace: c.grace,
+			PreStop: &agents.Hook{Exec: append(sh(`echo hook >>"$0"`), log)},
+			Inits:   []agents.Init{{Name: "one", Argv: append(sh(c.script), log)}, {Name: "two", Argv: append(sh(`echo two >>"$0"`), log)}}}
+		stop := w.follow(m, soon())
+		w.until("it initializes", func(p agents.Process) bool { return p.Reason == "PodInitializing" })
+		w.reads(log, "x\n")
+		_ = stop()
+		m.Stop = true
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		w.must(follow(ctx, w.options(m), soon()))
+		cancel()
+		w.reads(log, c.want)
+	}
+}
+
 // TestPostStart: a process is not ready before its hook has ended, and is ended if the hook fails.
 func TestPostStart(t *testing.T) {
 	w := newWorld(t)

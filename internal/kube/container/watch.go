@@ -53,7 +53,7 @@ func (s *session) watch(ctx context.Context, fresh bool) error {
 			}
 			if p.kill != "" && !p.killed {
 				p.killed = true
-				go s.kill(ctx)
+				go s.kill(ctx, s.process(), s.Main.PreStop)
 			}
 		case err := <-p.broken:
 			return err
@@ -64,12 +64,12 @@ func (s *session) watch(ctx context.Context, fresh bool) error {
 // process returns the name of the process that was started last.
 func (f *follower) process() string { return processPrefix + strconv.Itoa(f.number) }
 
-// kill ends the process as a kubelet does: by its hook and TERM, and later by KILL.
-func (s *session) kill(ctx context.Context) {
-	id, end := s.process(), time.Now().Add(s.Main.Grace)
-	if s.Main.PreStop != nil {
+// kill ends a process as a kubelet does: by its hook, if it has one, and TERM, and later by KILL.
+func (s *session) kill(ctx context.Context, id string, hook *agents.Hook) {
+	end := time.Now().Add(s.Main.Grace)
+	if hook != nil {
 		bounded, cancel := context.WithDeadline(ctx, end)
-		_ = s.hook(bounded, s.Main.PreStop) // a failed hook does not stop the end
+		_ = s.hook(bounded, hook) // a failed hook does not stop the end
 		cancel()
 	}
 	_ = s.w.ProcessSignal(ctx, &wire.ProcessSignalParams{ProcessID: id, Signal: "TERM"})
