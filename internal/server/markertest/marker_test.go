@@ -62,7 +62,7 @@ func TestMachineMarker(t *testing.T) {
 
 	operator := []string{"TURN_HOST=unix:" + w.path("controller/server.sock")}
 	token := w.until(operator, "token", "create", "--name", "marker")
-	pin := fingerprint(t, w.turn(w.homes("node"), "key", "show", "node"))
+	pin := fingerprint(t, w.until(w.homes("node"), "key", "show", "node"))
 	env := append(w.homes("client"), "TURN_TOKEN="+strings.TrimSpace(token),
 		m.env("secret"))
 	w.until(env, "host", "add", "--use", "--pin", pin, "marked", "http://"+front)
