@@ -14,6 +14,7 @@ func known() []unit {
 		{"internal/guest/agent", "^Test(Connect|KillTree|BusyBackground|Streaming)$"},
 		{"internal/guest/process", "^TestSettle$"},
 		{"internal/guest/script", "^TestTimeout$"},
+		{"internal/kube/agents", "^Test(ClaimBesideSandbox|Sandbox)$"},
 		{"internal/kube/control", "^TestNodesLeaveAndJoin$"},
 		{"internal/keyring/agewrap", "^TestPluginHangs$"},
 		{"internal/network", "^TestWithin"},

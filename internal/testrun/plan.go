@@ -76,7 +76,7 @@ func (s *settings) test(changed []string) []part {
 	packages.env = append(packages.env, "TURN_TEST_BROWSER=1")
 	suites := part{name: "suites", argv: []string{"scripts/test-suites"}, env: []string{"TURN_TEST_BROWSER=1"},
 		inputs: []string{"bin/turn", "bin/turn-server", "bin/runsc", "scripts", "sdk", "docs", "internal/ui/web",
-			"internal/kube", "cmd/turn-operator", "wire/protocol.json", "internal/proof/testdata"}}
+			"internal/kube", "cmd/turn-operator", "examples/kubernetes", "wire/protocol.json", "internal/proof/testdata"}}
 	all := []part{packages, suites, s.goTest("kubernetes", s.kubernetes(), "-p", strconv.Itoa(s.cpus))}
 	all = append(append(all, s.checks(changed...)...), s.shim("shim", "./..."))
 	for i, names := range []string{"^[r-z]", "^[^r-z]"} {

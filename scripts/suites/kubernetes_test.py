@@ -5,6 +5,7 @@ import time
 import unittest
 import urllib.request
 
+import yaml
 from kubernetes import client, config, watch
 from k8s_agent_sandbox import SandboxClient
 from k8s_agent_sandbox.models import SandboxDirectConnectionConfig
@@ -103,6 +104,18 @@ class Kubernetes(unittest.TestCase):
         self.assertFalse(s.files.exists("missing"))
         with self.assertRaises(Exception):
             s.files.read("missing")
+
+    def test_example(self):
+        """The objects of the documentation, with its calls."""
+        with open(os.path.join(os.path.dirname(__file__), "pool.yaml"), encoding="utf-8") as f:
+            for o in yaml.safe_load_all(f):
+                kind = {"SandboxTemplate": "sandboxtemplates", "SandboxWarmPool": "sandboxwarmpools"}[o["kind"]]
+                self.api.create_namespaced_custom_object(EXT, VERSION, "default", kind, o)
+        s = self.create("base")
+        self.assertEqual(s.commands.run("echo hello").stdout, "hello\n")
+        s.files.write("data.txt", "text")
+        self.assertEqual(s.files.read("data.txt"), b"text")
+        self.scale("base", 0)
 
     def test_port(self):
         s = self.create("served")

@@ -54,6 +54,8 @@ type Options struct {
 	Log     *slog.Logger
 	// Again is the time between two looks at an object that did not change; 0: five minutes.
 	Again time.Duration
+	// Quiet is how long the creation of a sandbox may take before its object's status has the reason; 0: 2 seconds.
+	Quiet time.Duration
 	// Guest is how long a sandbox may take to answer: what runs in it may never do; 0: two minutes.
 	Guest time.Duration
 	// Away is how long a sandbox's node may be lost before another sandbox is made, unless the pod has a
@@ -96,6 +98,14 @@ func (o *Options) again() time.Duration {
 		return 5 * time.Minute
 	}
 	return o.Again
+}
+
+// quiet returns how long a creation may take before its object's status has the reason.
+func (o *Options) quiet() time.Duration {
+	if o.Quiet == 0 {
+		return 2 * time.Second
+	}
+	return o.Quiet
 }
 
 // guest returns how long a sandbox may take to answer.

@@ -58,6 +58,7 @@ type world struct {
 	again   time.Duration       // between two looks; 0: one second
 	wait    time.Duration       // bounds each wait; 0: patience
 	guest   time.Duration       // for a sandbox's answer; 0: the default
+	quiet   time.Duration       // before a creation that takes long is in the status; 0: never
 	reads   func(client.Object) // is called with what an operator with write has read, and may change it
 
 	readable map[string]bool // namespaces in which the operator reads ConfigMaps and Secrets
@@ -149,7 +150,7 @@ func (w *world) operator(s agents.Server, write func(o client.Object) error, cla
 		}})
 	w.must(err)
 	w.must(agents.Add(m, &agents.Options{Server: s, Cluster: "test", Default: true, Classes: classes, Follow: w.follow, Log: slog.New(slog.DiscardHandler),
-		Again: cmp.Or(w.again, time.Second), Guest: w.guest}))
+		Again: cmp.Or(w.again, time.Second), Guest: w.guest, Quiet: cmp.Or(w.quiet, time.Hour)}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- m.Start(ctx) }()
@@ -423,9 +424,8 @@ func (w *world) time(t *testing.T) {
 	w.must(w.admin.Create(t.Context(), gone))
 	w.becomes(keep, sandboxv1.SandboxReasonExpired)
 	w.becomes(gone, "gone")
-	if all := w.server.all(); len(all) != 0 {
-		t.Errorf("sandboxes are left: %v", all)
-	}
+	// the container ends after the status is written
+	w.until("no sandbox is left", func() bool { return len(w.server.all()) == 0 })
 	w.must(w.admin.Delete(t.Context(), keep))
 	w.becomes(keep, "gone")
 }

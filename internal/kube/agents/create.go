@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	sandboxv1 "sigs.k8s.io/agent-sandbox/api/v1beta1"
 
@@ -53,13 +54,47 @@ func attempt(want *v1.CreateSandboxRequest, n int) *v1.CreateSandboxRequest {
 	return r
 }
 
+// ask makes the call that creates a sandbox. If the answer takes long, the object's status has the reason meanwhile.
+func (r *sandboxes) ask(ctx context.Context, s *sandboxv1.Sandbox, request *v1.CreateSandboxRequest) (box *v1.Sandbox, err error) {
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		box, err = r.o.Server.Create(ctx, s.Namespace, request)
+	}()
+	late := time.NewTimer(r.o.quiet())
+	defer late.Stop()
+	select {
+	case <-answered:
+		return box, err
+	case <-late.C:
+		r.underWay(ctx, s)
+	}
+	<-answered
+	return box, err
+}
+
+// underWay writes the status of an object whose sandbox takes long.
+func (r *sandboxes) underWay(ctx context.Context, s *sandboxv1.Sandbox) {
+	was := s.Status.DeepCopy()
+	const why = "its sandbox is being created: the first one of a template or an image waits until that is built or pulled"
+	r.notReady(s, why)
+	if same(was, &s.Status) {
+		return
+	}
+	if err := r.to.Status().Update(ctx, s); err != nil { // the answer comes with another status
+		s.Status = *was
+		return
+	}
+	r.tell.Eventf(s, nil, corev1.EventTypeNormal, ReasonCreating, "Create", "%s", why)
+}
+
 // create creates the sandbox of an object that has none. Each attempt has a key of its own: with that of
 // one that failed, such as because the registry was away, the server makes nothing.
 func (r *sandboxes) create(ctx context.Context, s *sandboxv1.Sandbox, want *v1.CreateSandboxRequest) (
 	box *v1.Sandbox, err error) {
 	n := r.attempts.failed(s.UID)
 	for range maxAttempts {
-		if box, err = r.o.Server.Create(ctx, s.Namespace, attempt(want, n)); !api.IsKeySpent(err) {
+		if box, err = r.ask(ctx, s, attempt(want, n)); !api.IsKeySpent(err) {
 			return box, later(s, err)
 		}
 		n++
@@ -76,7 +111,7 @@ func (r *sandboxes) first(ctx context.Context, s *sandboxv1.Sandbox, want *v1.Cr
 		r.attempts.failed(s.UID) > 0 {
 		return nil, nil
 	}
-	box, err := r.o.Server.Create(ctx, s.Namespace, attempt(want, 0))
+	box, err := r.ask(ctx, s, attempt(want, 0))
 	switch {
 	case api.IsKeySpent(err):
 		return nil, nil
@@ -96,7 +131,7 @@ func (r *sandboxes) recreate(ctx context.Context, s *sandboxv1.Sandbox, box *v1.
 	if err != nil || n < 0 {
 		return box, nil
 	}
-	made, err := r.o.Server.Create(ctx, s.Namespace, attempt(want, n))
+	made, err := r.ask(ctx, s, attempt(want, n))
 	if api.IsKeySpent(err) { // it has failed meanwhile, or the object was changed
 		return box, nil
 	}

@@ -3,6 +3,7 @@ package agents_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	sandboxv1 "sigs.k8s.io/agent-sandbox/api/v1beta1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -153,4 +154,30 @@ func TestCreationIsRepeated(t *testing.T) {
 	}
 	w.must(w.admin.Delete(t.Context(), s, client.GracePeriodSeconds(0)))
 	w.becomes(s, "gone")
+}
+
+// TestCreationTakesLong: an object whose sandbox takes long has the reason in its status, as its claim has, and an event,
+// until the sandbox is there.
+func TestCreationTakesLong(t *testing.T) {
+	w := newWorld(t)
+	w.quiet = time.Millisecond
+	hold := make(chan struct{})
+	w.server.holds = map[string]chan struct{}{"default": hold}
+	w.operator(w.server, nil)
+	claim := w.pooled("takes-long")
+	w.must(w.admin.Create(t.Context(), claim))
+	s := &sandboxv1.Sandbox{ObjectMeta: claim.ObjectMeta}
+	for _, o := range []client.Object{s, claim} {
+		w.becomes(o, sandboxv1.SandboxReasonDependenciesNotReady)
+		if c := w.condition(o, "Ready"); !strings.Contains(c.Message, "is being created") {
+			t.Errorf("%T: %+v", o, c)
+		}
+	}
+	w.told(s, agents.ReasonCreating)
+	close(hold)
+	w.becomes(s, sandboxv1.SandboxReasonDependenciesReady)
+	w.becomes(claim, sandboxv1.SandboxReasonDependenciesReady)
+	if w.server.madeOf() != 1 {
+		t.Errorf("%d sandboxes were made", w.server.madeOf())
+	}
 }

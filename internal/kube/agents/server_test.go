@@ -142,6 +142,13 @@ func (s *server) Create(ctx context.Context, namespace string, r *v1.CreateSandb
 	return out, err
 }
 
+// madeOf counts the sandboxes that were made.
+func (s *server) madeOf() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.created
+}
+
 // held counts the sandboxes of a tenant. The caller holds mu.
 func (s *server) held(namespace string) (n int) {
 	for _, b := range s.boxes {

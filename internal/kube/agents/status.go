@@ -14,6 +14,8 @@ const (
 	// ReasonInvalid is that of an object that no sandbox can be. agent-sandbox's clients do not wait
 	// after it.
 	ReasonInvalid = "InvalidConfiguration"
+	// ReasonCreating is that of the event of an object whose sandbox takes long.
+	ReasonCreating = "SandboxCreating"
 	// ReasonError is that of a call that failed and is repeated.
 	ReasonError = "ReconcilerError"
 )
