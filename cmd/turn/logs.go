@@ -14,6 +14,7 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/cli"
+	"turnstone.dev/turnstone/internal/remote/hosts"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -59,8 +60,7 @@ func (c *logsCmd) Run(a *cli.App) error {
 		}
 		receipt, err := x.Receipt(ctx, id)
 		if turnstone.KindOf(err) == turnstone.KindNotFound { // as it is for who may not read the session
-			return turnstone.Errorf("logs", turnstone.KindNotFound, c.Name, "%w", err).WithHint("the operator has to admit " +
-				"your key: turn session allow " + terminal.Name(o.Status.Session) + " KEY; KEY is what turn host key prints")
+			return turnstone.Errorf("logs", turnstone.KindNotFound, c.Name, "%w", err).WithHint(admission(a, o.Status.Session))
 		}
 		if err != nil {
 			return err
@@ -83,6 +83,15 @@ func (c *logsCmd) Run(a *cli.App) error {
 		}
 		return nil
 	})
+}
+
+// admission returns what helps who has no access to a session of an operator.
+func admission(a *cli.App, session string) string {
+	if host, err := a.CurrentHost(); err == nil && host == hosts.Local {
+		return "no server is selected: turn host use NAME, or turn host add"
+	}
+	return "who has the operator's home, and a token of the namespace's tenant, admits your key, which turn host key prints: " +
+		"turn session allow " + terminal.Name(session) + " KEY"
 }
 
 // printOutput prints an output of a receipt. A line on standard error names an output that the receipt has cut.
