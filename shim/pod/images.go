@@ -26,8 +26,12 @@ type images struct {
 // the substrate mounts images while it runs, or as a copy.
 func (c *Container) addRoot(ctx context.Context, root rootfs.Root) error {
 	p := c.pod
-	if len(root.Layers) > 0 && p.sb.Mounts() {
-		image, err := p.images.onHost.Of(ctx, root)
+	var layers []string
+	if root.Layers != nil && p.sb.Mounts() {
+		layers = root.Layers()
+	}
+	if len(layers) > 0 {
+		image, err := p.images.onHost.Of(ctx, layers)
 		if err == nil {
 			c.spec.Image, err = p.mount(ctx, image)
 		}

@@ -27,6 +27,7 @@ import (
 	"turnstone.dev/turnstone/internal/statedir"
 	"turnstone.dev/turnstone/shim/guest"
 	"turnstone.dev/turnstone/shim/podnet"
+	"turnstone.dev/turnstone/shim/rootfs"
 	"turnstone.dev/turnstone/shim/spec"
 	"turnstone.dev/turnstone/wire"
 )
@@ -54,6 +55,7 @@ type Options struct {
 	Emulate   bool   // without KVM a microVM may be emulated (TCG), which is slow
 	Kernel    kernel.Choice
 	Programs  driver.Programs
+	MakeImage func(ctx context.Context, o rootfs.Order) error // see rootfs.Images
 	Progress  func(string)
 }
 
@@ -104,7 +106,7 @@ func Start(ctx context.Context, o Options, p *spec.Pod, netns string) (_ *Pod, e
 	if pod.images.onHost.Dir, err = dir.MkdirAll("pods", "roots"); err != nil {
 		return nil, err
 	}
-	pod.images.onHost.Entries = maxRootFiles
+	pod.images.onHost.Make = o.MakeImage
 	pod.lanes.open = pod.connect
 	req := sandbox.Request{Template: template, Image: template.Name, Shape: p.Shape,
 		Hostname: p.Hostname, Driver: o.Substrate, Disk: guest.Disk,
@@ -246,6 +248,9 @@ func (p *Pod) Close() error {
 		err = errors.Join(err, p.net.Close())
 	}
 	p.volumes.done.Wait()
+	if p.images.onHost.Dir != "" {
+		p.images.onHost.Sweep()
+	}
 	return err
 }
 

@@ -19,9 +19,9 @@ import (
 
 // A Root is a container's root file system on the host.
 type Root struct {
-	// Layers are the folders that it consists of, the highest first, if it is only that: nobody writes to them, and it
-	// has no files of its own. Empty: it may have.
-	Layers []string
+	// Layers returns the folders that it consists of, the highest first, if it is only that: nobody writes to them, and
+	// it has no files of its own. It returns nothing if it may have, and is nil if that is known.
+	Layers func() []string
 	// With calls f while the file system is mounted at a folder.
 	With func(f func(dir string) error) error
 }
@@ -30,9 +30,25 @@ type Root struct {
 // containers. An image goes when the host has one of its layers no more. The methods are safe for concurrent use, also
 // of several processes.
 type Images struct {
-	Dir     string // exists
-	Entries int    // of an image, at most
+	Dir string // exists
+	// Make has an image made, by Make of this package in a process of its own: an image is no work of one pod, whose
+	// bounds or end must not stop it, and whose memory it must not take.
+	Make func(ctx context.Context, o Order) error
 }
+
+// An Order describes an image to make.
+type Order struct {
+	Dir    string   // of Images
+	Layers []string // the highest first
+}
+
+// Bounds of an image. Its maker has all names and attributes in memory: what is larger is copied.
+const (
+	maxEntries = 500_000
+	maxText    = 128 << 20 // bytes of names and attributes
+	// fullDisk is the part of the disk that is in use at which no more images are made, in percent.
+	fullDisk = 80
+)
 
 const (
 	imageEnd  = ".erofs"
@@ -57,58 +73,88 @@ func stampOf(path string) (stamp, error) {
 	return stamp{path, uint64(st.Dev), st.Ino, st.Ctim.Sec, st.Ctim.Nsec}, nil
 }
 
-// Of returns the path of the image of r, which has layers. It is made if there is none; others that want it wait.
-func (x *Images) Of(ctx context.Context, r Root) (string, error) {
+// stamps returns the stamps of an order's layers, as text, and the path of its image without the ending.
+func (o Order) stamps() (text []byte, base string, err error) {
 	var layers []stamp
-	for _, path := range r.Layers {
+	for _, path := range o.Layers {
 		s, err := stampOf(path)
 		if err != nil {
-			return "", err
+			return nil, "", err
 		}
 		layers = append(layers, s)
 	}
-	text, err := json.Marshal(layers)
+	if text, err = json.Marshal(layers); err != nil {
+		return nil, "", err
+	}
+	return text, filepath.Join(o.Dir, strings.TrimPrefix(string(turnstone.DigestBytes(text)), "sha256:")), nil
+}
+
+// Of returns the path of the image of a stack of layers. It is made if there is none.
+func (x *Images) Of(ctx context.Context, layers []string) (string, error) {
+	o := Order{Dir: x.Dir, Layers: layers}
+	_, base, err := o.stamps()
 	if err != nil {
 		return "", err
 	}
-	base := filepath.Join(x.Dir, strings.TrimPrefix(string(turnstone.DigestBytes(text)), "sha256:"))
 	if _, err := os.Stat(base + imageEnd); err == nil {
 		return base + imageEnd, nil
 	}
+	var st syscall.Statfs_t
+	if err := syscall.Statfs(x.Dir, &st); err != nil {
+		return "", os.NewSyscallError("statfs", err)
+	}
+	if used := st.Blocks - st.Bfree; used*100 >= (used+st.Bavail)*fullDisk { // as df(1) has it
+		return "", fmt.Errorf("no image is made on a disk of which %d percent are in use", fullDisk)
+	}
+	if err := x.Make(ctx, o); err != nil {
+		return "", fmt.Errorf("the image of the root file system: %w", err)
+	}
+	if _, err := os.Stat(base + imageEnd); err != nil {
+		return "", err
+	}
+	return base + imageEnd, nil
+}
+
+// Make makes the image of an order, if there is none. Others that make it wait. with calls a function while the layers
+// are mounted at a folder, alone and read-only: what a container writes must not come into an image.
+func Make(ctx context.Context, o Order, with func(layers []string, f func(dir string) error) error) error {
+	text, base, err := o.stamps()
+	if err != nil {
+		return err
+	}
 	lock, err := statedir.Acquire(ctx, base+lockEnd, nil)
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer func() {
 		_ = os.Remove(base + lockEnd) // who waits for it takes another one
 		lock.Release()
 	}()
 	if _, err := os.Stat(base + imageEnd); err == nil {
-		return base + imageEnd, nil
+		return nil
 	}
-	x.Sweep()
+	(&Images{Dir: o.Dir}).Sweep()
 	if err := os.WriteFile(base+layersEnd, text, 0o600); err != nil {
-		return "", err
+		return err
 	}
-	if err := x.write(ctx, r, base); err != nil {
+	if err := write(ctx, o, base, with); err != nil {
 		_ = os.Remove(base + newEnd)
 		_ = os.Remove(base + layersEnd)
-		return "", fmt.Errorf("the image of the root file system: %w", err)
+		return err
 	}
-	return base + imageEnd, nil
+	return nil
 }
 
-// write makes the image of r. Its layers stay the same meanwhile, since their image is in use.
-func (x *Images) write(ctx context.Context, r Root, base string) (err error) {
+func write(ctx context.Context, o Order, base string, with func([]string, func(string) error) error) (err error) {
 	f, err := os.OpenFile(base+newEnd, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	w := tar2erofs.New(f, tar2erofs.Options{Built: time.Unix(0, 0), TempDir: x.Dir})
-	err = r.With(func(dir string) error {
+	w := tar2erofs.New(f, tar2erofs.Options{Built: time.Unix(0, 0), TempDir: o.Dir})
+	err = with(o.Layers, func(dir string) error {
 		pr, pw := io.Pipe()
-		go func() { _ = pw.CloseWithError(Pack(ctx, pw, dir, "", Limits{Entries: x.Entries})) }()
+		go func() { _ = pw.CloseWithError(Pack(ctx, pw, dir, "", Limits{Entries: maxEntries, Text: maxText})) }()
 		err := w.AddTar(pr, nil)
 		_ = pr.CloseWithError(io.ErrClosedPipe)
 		return err

@@ -1,6 +1,7 @@
 package rootfs
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -13,11 +14,13 @@ import (
 	"github.com/erofs/go-erofs"
 )
 
-// rooted returns a root file system of layers whose content is that of the first.
-func rooted(read *atomic.Int32, layers ...string) Root {
-	return Root{Layers: layers, With: func(f func(string) error) error {
-		read.Add(1)
-		return f(layers[0])
+// maker returns images in a new folder whose content is that of the first layer, and counts those that are made.
+func maker(t *testing.T, made *atomic.Int32) *Images {
+	return &Images{Dir: t.TempDir(), Make: func(ctx context.Context, o Order) error {
+		return Make(ctx, o, func(layers []string, f func(string) error) error {
+			made.Add(1)
+			return f(layers[0])
+		})
 	}}
 }
 
@@ -35,12 +38,12 @@ func entries(t *testing.T, dir string) (names []string) {
 // TestImages: the image of a stack of layers is made once, also for many at once and after a maker was killed, and goes
 // with its layers.
 func TestImages(t *testing.T) {
-	x := &Images{Dir: t.TempDir()}
+	var read atomic.Int32
+	x := maker(t, &read)
 	top, below := t.TempDir(), t.TempDir()
 	check(t, os.WriteFile(filepath.Join(top, "a"), []byte("text"), 0o640))
 	check(t, os.Link(filepath.Join(top, "a"), filepath.Join(top, "b")))
-	var read atomic.Int32
-	root := rooted(&read, top, below)
+	root := []string{top, below}
 	paths := make([]string, 8)
 	var all sync.WaitGroup
 	for i := range paths {
@@ -61,7 +64,7 @@ func TestImages(t *testing.T) {
 		t.Errorf("%q", text)
 	}
 
-	other, err := x.Of(t.Context(), rooted(&read, below, top))
+	other, err := x.Of(t.Context(), []string{below, top})
 	check(t, err)
 	if other == paths[0] {
 		t.Error("layers in another order have the same image")
@@ -82,27 +85,27 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// TestNoImage: a root file system that cannot be read, or has too many files, leaves nothing.
+// TestNoImage: an image that cannot be made leaves nothing.
 func TestNoImage(t *testing.T) {
 	failure := errors.New("no mount")
 	dir := t.TempDir()
 	check(t, os.WriteFile(filepath.Join(dir, "a"), nil, 0o640))
 	for _, c := range []struct {
-		with func(func(string) error) error
+		what string
+		with func(layers []string, f func(string) error) error
 		want error
 	}{
-		{func(func(string) error) error { return failure }, failure},
-		{func(f func(string) error) error { return f(dir) }, ErrTooLarge},
-		{func(f func(string) error) error { return errors.Join(f(t.TempDir()), failure) }, failure},
+		{"no mount", func([]string, func(string) error) error { return failure }, failure},
+		{"a mount that fails in the end", func(_ []string, f func(string) error) error { return errors.Join(f(t.TempDir()), failure) }, failure},
 	} {
-		x := &Images{Dir: t.TempDir(), Entries: 1}
-		path, err := x.Of(t.Context(), Root{Layers: []string{dir}, With: c.with})
+		x := &Images{Dir: t.TempDir(), Make: func(ctx context.Context, o Order) error { return Make(ctx, o, c.with) }}
+		path, err := x.Of(t.Context(), []string{dir})
 		if !errors.Is(err, c.want) || path != "" || len(entries(t, x.Dir)) > 0 {
-			t.Errorf("%q, %v; left: %q", path, err, entries(t, x.Dir))
+			t.Errorf("%s: %q, %v; left: %q", c.what, path, err, entries(t, x.Dir))
 		}
 	}
-	x := &Images{Dir: t.TempDir()}
-	if _, err := x.Of(t.Context(), Root{Layers: []string{dir + "/none"}}); !errors.Is(err, fs.ErrNotExist) {
+	var made atomic.Int32
+	if _, err := maker(t, &made).Of(t.Context(), []string{dir + "/none"}); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
 }

@@ -21,6 +21,7 @@ import (
 type Limits struct {
 	Bytes   int64
 	Entries int
+	Text    int // bytes of names, links and attributes
 }
 
 // ErrTooLarge is in the chain of the error of a file tree beyond its Limits.
@@ -135,6 +136,7 @@ type packer struct {
 	names   int               // bytes that they take
 	bytes   int64
 	entries int
+	text    int
 }
 
 func (p *packer) add(file, name string, st fs.FileInfo) error {
@@ -144,12 +146,18 @@ func (p *packer) add(file, name string, st fs.FileInfo) error {
 	if p.entries++; p.limits.Entries > 0 && p.entries > p.limits.Entries {
 		return fmt.Errorf("more than %d files: %w", p.limits.Entries, ErrTooLarge)
 	}
+	if err := p.count(len(name)); err != nil {
+		return err
+	}
 	link := ""
 	switch mode := st.Mode(); {
 	case mode.IsRegular(), mode.IsDir(), mode&fs.ModeNamedPipe != 0:
 	case mode&fs.ModeSymlink != 0:
 		var err error
 		if link, err = p.root.Readlink(file); err != nil {
+			return err
+		}
+		if err := p.count(len(link)); err != nil {
 			return err
 		}
 	default:
@@ -176,6 +184,14 @@ func (p *packer) add(file, name string, st fs.FileInfo) error {
 		return p.tw.WriteHeader(h)
 	}
 	return p.content(file, h)
+}
+
+// count counts bytes of text.
+func (p *packer) count(n int) error {
+	if p.text += n; p.limits.Text > 0 && p.text > p.limits.Text {
+		return fmt.Errorf("names and attributes have more than %d bytes: %w", p.limits.Text, ErrTooLarge)
+	}
+	return nil
 }
 
 // linked is a file with several names.
@@ -219,6 +235,11 @@ func (p *packer) content(file string, h *tar.Header) error {
 		return fmt.Errorf("more than %d bytes: %w", p.limits.Bytes, ErrTooLarge)
 	}
 	h.PAXRecords = xattrs(f)
+	for name, value := range h.PAXRecords {
+		if err := p.count(len(name) + len(value)); err != nil {
+			return err
+		}
+	}
 	if err := p.tw.WriteHeader(h); err != nil {
 		return err
 	}

@@ -50,7 +50,7 @@ func TestPack(t *testing.T) {
 	if h := got["d"]; h == nil || h.Typeflag != tar.TypeDir || h.Mode != 0o700 {
 		t.Errorf("d: %+v", h)
 	}
-	for _, l := range []Limits{{Bytes: 3}, {Entries: 2}} {
+	for _, l := range []Limits{{Bytes: 3}, {Entries: 2}, {Text: 10}} {
 		if err := Pack(t.Context(), io.Discard, dir, "", l); !errors.Is(err, ErrTooLarge) {
 			t.Errorf("%+v: %v", l, err)
 		}

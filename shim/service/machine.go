@@ -47,8 +47,9 @@ type launcher func(ctx context.Context, p *spec.Pod, netns string) (machine, err
 
 // launch starts a sandbox with the settings of the node.
 func (s Settings) launch(say func(...any)) launcher {
+	group := groupFile() // the shim joins the pod's later
 	return func(ctx context.Context, asked *spec.Pod, netns string) (machine, error) {
-		p, err := pod.Start(ctx, s.options(say), asked, netns)
+		p, err := pod.Start(ctx, s.options(say, group), asked, netns)
 		if err != nil {
 			return nil, err
 		}

@@ -24,7 +24,7 @@ func rootOf(r *taskAPI.CreateTaskRequest, dir string) rootfs.Root {
 	if len(mounts) == 0 {
 		return rootfs.Root{With: func(f func(string) error) error { return f(dir) }}
 	}
-	return rootfs.Root{Layers: layersOf(mounts), With: func(f func(string) error) error { return withMounts(mounts, dir, f) }}
+	return rootfs.Root{Layers: func() []string { return layersOf(mounts) }, With: func(f func(string) error) error { return withMounts(mounts, dir, f) }}
 }
 
 // layersOf returns the folders of an overlay to which nothing was written yet, the highest first: snapshots that

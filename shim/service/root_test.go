@@ -35,7 +35,10 @@ func TestLayers(t *testing.T) {
 		{"a part", []*types.Mount{{Type: "overlay", Target: "/sub", Options: []string{"lowerdir=/a"}}}, nil},
 		{"no mount", nil, nil},
 	} {
-		got := rootOf(&taskAPI.CreateTaskRequest{Rootfs: c.mounts}, "/root").Layers
+		var got []string
+		if layers := rootOf(&taskAPI.CreateTaskRequest{Rootfs: c.mounts}, "/root").Layers; layers != nil {
+			got = layers()
+		}
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%s: %q, want %q", c.what, got, c.want)
 		}

@@ -162,8 +162,9 @@ func (s Settings) bounds() spec.Bounds {
 		Most:    turnstone.Shape{CPUs: s.MaxCPUs, Memory: s.MaxMemory, Disk: s.MaxDisk}}
 }
 
-func (s Settings) options(say func(...any)) pod.Options {
+// options returns the options of a pod. Images are made in the control group that group is the file of.
+func (s Settings) options(say func(...any), group string) pod.Options {
 	return pod.Options{Home: s.home, Substrate: s.Substrate, Emulate: s.Emulate, Kernel: s.kernel,
-		Programs: s.programs,
+		Programs: s.programs, MakeImage: makeImage(group),
 		Progress: func(what string) { say(what) }}
 }
