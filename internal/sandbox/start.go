@@ -174,11 +174,6 @@ func (l *Launcher) Start(ctx context.Context, req Request) (*Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.StartOf(ctx, req, src)
-}
-
-// StartOf is Start with what Find has returned for req.
-func (l *Launcher) StartOf(ctx context.Context, req Request, src *Source) (_ *Sandbox, err error) {
 	free := func() {}
 	if req.Prepare != nil {
 		if free, err = req.Prepare(ctx, &src.Machine); err != nil {

@@ -33,9 +33,6 @@ func (p *Pod) Create(ctx context.Context, id string, root rootfs.Root, s *spec.C
 	if err := guest.CheckID(id); err != nil {
 		return nil, fmt.Errorf("container %.140q: %w", id, err)
 	}
-	if err := p.await(ctx); err != nil {
-		return nil, err
-	}
 	release, err := p.making.take(ctx, id)
 	if err != nil {
 		return nil, err

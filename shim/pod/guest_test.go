@@ -8,9 +8,7 @@ import (
 	"time"
 
 	"turnstone.dev/turnstone"
-	"turnstone.dev/turnstone/internal/sandbox"
 	"turnstone.dev/turnstone/shim/guest"
-	"turnstone.dev/turnstone/shim/rootfs"
 	"turnstone.dev/turnstone/wire"
 )
 
@@ -107,46 +105,4 @@ func TestPlausible(t *testing.T) {
 	if s.CPU != 2e9 || s.Memory != 1<<30 || s.Limit != 1<<30 || s.PIDs > 1<<30 {
 		t.Errorf("%+v", s)
 	}
-}
-
-// TestStart: containers wait for a sandbox that is starting, and learn why it has not started; a pod that is closed
-// meanwhile does not wait.
-func TestStart(t *testing.T) {
-	pod := func(start func() (*sandbox.Sandbox, error)) *Pod {
-		p := &Pod{started: make(chan struct{}), done: make(chan struct{})}
-		var ctx context.Context
-		ctx, p.stop = context.WithCancel(t.Context())
-		go p.run(ctx, func() (*sandbox.Sandbox, error) {
-			if start == nil {
-				<-ctx.Done()
-				return nil, ctx.Err()
-			}
-			return start()
-		})
-		return p
-	}
-	room := errors.New("no room")
-	begin := make(chan struct{})
-	p := pod(func() (*sandbox.Sandbox, error) { <-begin; return nil, room })
-	if p.Err() != nil || p.Used() != (turnstone.Used{}) {
-		t.Errorf("before its start: %v, %+v", p.Err(), p.Used())
-	}
-	late, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := p.Create(late, "c", rootfs.Root{}, nil); !errors.Is(err, context.Canceled) {
-		t.Errorf("a caller that is gone: %v", err)
-	}
-	close(begin)
-	if _, err := p.Create(t.Context(), "c", rootfs.Root{}, nil); !errors.Is(err, room) {
-		t.Errorf("a container: %v", err)
-	}
-	<-p.Done()
-	if !errors.Is(p.Err(), room) || p.Close() != nil || p.Err() != nil {
-		t.Error(p.Err())
-	}
-	p = pod(nil)
-	if err := p.Close(); err != nil || p.Err() != nil {
-		t.Error(err, p.Err())
-	}
-	<-p.Done()
 }

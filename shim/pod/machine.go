@@ -15,7 +15,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"turnstone.dev/turnstone"
@@ -59,15 +58,8 @@ type Options struct {
 	Progress  func(string)
 }
 
-// A Pod is a sandbox with containers. Its methods are safe for concurrent use.
+// A Pod is a running sandbox with containers. Its methods are safe for concurrent use.
 type Pod struct {
-	substrate string
-	stop      context.CancelFunc // ends the start
-	started   chan struct{}      // closed when sb or failed is set
-	failed    error              // why the sandbox did not start
-	done      chan struct{}      // closed when the sandbox has ended, or has not started
-	closing   atomic.Bool
-
 	sb      *sandbox.Sandbox
 	net     *podnet.Network
 	asked   *spec.Pod
@@ -85,8 +77,7 @@ type Pod struct {
 	unforward context.CancelFunc // nil: nothing is forwarded
 }
 
-// Start begins to start the sandbox of a pod, whose network is that of the namespace at netns; empty: none. The
-// containers of the pod wait for it: until the first is made, containerd and its client have work of their own.
+// Start starts the sandbox of a pod, whose network is that of the namespace at netns; empty: none.
 func Start(ctx context.Context, o Options, p *spec.Pod, netns string) (_ *Pod, err error) {
 	dir, err := statedir.Open(o.Home)
 	if err != nil {
@@ -101,13 +92,17 @@ func Start(ctx context.Context, o Options, p *spec.Pod, netns string) (_ *Pod, e
 		return nil, fmt.Errorf("the template of pods: %w", err)
 	}
 	pod := &Pod{asked: p, began: time.Now(), helpers: make(chan struct{}, maxHelpers),
-		starts: make(chan struct{}, maxStarting), copies: make(chan struct{}, maxCopies), say: o.Progress,
-		started: make(chan struct{}), done: make(chan struct{})}
+		starts: make(chan struct{}, maxStarting), copies: make(chan struct{}, maxCopies), say: o.Progress}
 	if pod.images.onHost.Dir, err = dir.MkdirAll("pods", "roots"); err != nil {
 		return nil, err
 	}
 	pod.images.onHost.Make = o.MakeImage
 	pod.lanes.open = pod.connect
+	defer func() {
+		if err != nil {
+			_ = pod.Close()
+		}
+	}()
 	req := sandbox.Request{Template: template, Image: template.Name, Shape: p.Shape,
 		Hostname: p.Hostname, Driver: o.Substrate, Disk: guest.Disk,
 		Needs:    driver.Needs{Native: !o.Emulate},
@@ -126,56 +121,14 @@ func Start(ctx context.Context, o Options, p *spec.Pod, netns string) (_ *Pod, e
 	}
 	launcher := sandbox.New(dir)
 	launcher.Programs = o.Programs
-	src, err := launcher.Find(ctx, req)
-	if err != nil {
-		if pod.net != nil {
-			_ = pod.net.Close()
-		}
+	if pod.sb, err = launcher.Start(ctx, req); err != nil {
 		return nil, err
 	}
-	pod.substrate = src.Driver.Name()
-	ctx, pod.stop = context.WithCancel(context.WithoutCancel(ctx))
-	go pod.run(ctx, func() (*sandbox.Sandbox, error) { return launcher.StartOf(ctx, req, src) })
+	if err := pod.writeEtc(ctx); err != nil {
+		return nil, err
+	}
+	pod.forward()
 	return pod, nil
-}
-
-// run starts the sandbox and waits for its end.
-func (p *Pod) run(ctx context.Context, start func() (*sandbox.Sandbox, error)) {
-	defer close(p.done)
-	sb, err := start()
-	if err == nil {
-		p.sb = sb
-		err = p.writeEtc(ctx)
-	}
-	if err == nil {
-		p.forward()
-	} else if p.failed = fmt.Errorf("the sandbox did not start: %w", err); sb != nil {
-		_ = sb.Close()
-	}
-	close(p.started)
-	if sb != nil {
-		<-sb.Done()
-	}
-}
-
-// await waits until the sandbox has started.
-func (p *Pod) await(ctx context.Context) error {
-	select {
-	case <-p.started:
-		return p.failed
-	case <-ctx.Done():
-		return fmt.Errorf("the sandbox has not started yet: %w", ctx.Err())
-	}
-}
-
-// up reports whether the sandbox has started.
-func (p *Pod) up() bool {
-	select {
-	case <-p.started:
-		return p.failed == nil
-	default:
-		return false
-	}
 }
 
 // forward serves what is dialled in the pod's network namespace. Without it only port-forwards are
@@ -198,41 +151,20 @@ func (p *Pod) forward() {
 	}
 }
 
-// Done is closed when the sandbox has ended, or has not started; Err then tells why.
-func (p *Pod) Done() <-chan struct{} { return p.done }
+// Done is closed when the sandbox has ended; Err then tells why.
+func (p *Pod) Done() <-chan struct{} { return p.sb.Done() }
 
-// Err returns why the sandbox ended: nil before Done and after Close.
-func (p *Pod) Err() error {
-	switch {
-	case p.up():
-		return p.sb.Err()
-	case p.closing.Load():
-		return nil
-	}
-	select {
-	case <-p.started:
-		return p.failed
-	default:
-		return nil
-	}
-}
+// Err returns why the sandbox ended.
+func (p *Pod) Err() error { return p.sb.Err() }
 
 // Substrate returns what the pod runs on.
-func (p *Pod) Substrate() string { return p.substrate }
+func (p *Pod) Substrate() string { return p.sb.Substrate() }
 
 // Used returns what the sandbox has used.
-func (p *Pod) Used() turnstone.Used {
-	if !p.up() {
-		return turnstone.Used{}
-	}
-	return p.sb.Used()
-}
+func (p *Pod) Used() turnstone.Used { return p.sb.Used() }
 
 // Close ends the sandbox with all its containers.
 func (p *Pod) Close() error {
-	p.closing.Store(true)
-	p.stop()
-	<-p.started
 	p.volumes.close()
 	if p.unforward != nil {
 		p.unforward()
