@@ -75,6 +75,21 @@ func testImages(t *testing.T, b *Bed) {
 		t.Errorf("a container with a file of its own: %d, %q", code, p.logs(own))
 	}
 
+	// what is written into a container is no part of its image's image
+	check(t, b.Registry.Push("fresh:1", v1.Config{Env: []string{"PATH=/bin"}}, nil, map[string]string{"fresh": "1"}))
+	own, err = p.create("fresh-own", named("fresh:1"), "cat", "/of-its-own")
+	check(t, err)
+	b.writeInto(t, "/of-its-own", "text")
+	_, err = b.Crictl(t.Context(), "", "start", own)
+	check(t, err)
+	if p.await(own); p.logs(own) != "text" {
+		t.Errorf("a container with a file of its own, of an image without one: %q", p.logs(own))
+	}
+	if p.await(p.run("fresh", named("fresh:1"), "ls", "/of-its-own")) == 0 {
+		t.Error("another container has that file")
+	}
+	images = b.made(t)
+
 	check(t, b.Registry.Push("gone:1", v1.Config{Env: []string{"PATH=/bin"}}, nil, map[string]string{"a": "1"}))
 	check(t, b.Registry.Push("new:1", v1.Config{Env: []string{"PATH=/bin"}}, nil, map[string]string{"a": "2"}))
 	gone := p.run("gone", named("gone:1"), "cat", "/a")
