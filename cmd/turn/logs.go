@@ -14,7 +14,6 @@ import (
 	"turnstone.dev/turnstone"
 	"turnstone.dev/turnstone/document"
 	"turnstone.dev/turnstone/internal/cli"
-	"turnstone.dev/turnstone/internal/remote/hosts"
 	"turnstone.dev/turnstone/internal/terminal"
 )
 
@@ -87,7 +86,7 @@ func (c *logsCmd) Run(a *cli.App) error {
 
 // admission returns what helps who has no access to a session of an operator.
 func admission(a *cli.App, session string) string {
-	if host, err := a.CurrentHost(); err == nil && host == hosts.Local {
+	if a.NoServer() {
 		return "no server is selected: turn host use NAME, or turn host add"
 	}
 	return "who has the operator's home, and a token of the namespace's tenant, admits your key, which turn host key prints: " +

@@ -34,6 +34,12 @@ func (a *App) CurrentHost() (string, error) {
 	return cmp.Or(configuredHost(dir), hosts.Local), nil
 }
 
+// NoServer reports whether commands use no server, because none is selected.
+func (a *App) NoServer() bool {
+	host, err := a.CurrentHost()
+	return err == nil && host == hosts.Local
+}
+
 // OperatorServer returns the server of this machine over the operator's socket. The error is of kind
 // Unavailable if none runs.
 func (a *App) OperatorServer(ctx context.Context) (*remote.Server, error) {
