@@ -274,6 +274,17 @@ def test_ctrl_c_kills_the_command(box: Sandbox) -> None:
     until(lambda: count(box, "4005") == 0)
 
 
+def test_ctrl_c_between_start_and_wait(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        assert count(box, "4007") == 1
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
+        m.setattr("turnstone._sync.process.Process.wait", interrupted)
+        box.exec(["sleep", "4007"])
+    until(lambda: count(box, "4007") == 0)
+
+
 def test_ctrl_c_cancels_a_turn(client: Turnstone) -> None:
     program = (
         "from turnstone import Turnstone\n"

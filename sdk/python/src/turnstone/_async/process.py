@@ -68,11 +68,21 @@ class AsyncProcess:
         utf8 = codecs.getincrementaldecoder("utf-8")
         self._decoders = (utf8("replace"), utf8("replace"))
         self._started = False
+        self._abandoned = False
         self._attached = False
         self._exit: dict[str, Any] | None = None
         self._result: ExecResult | None = None
 
     # starting
+
+    async def run(self, params: dict[str, Any]) -> ExecResult:
+        """Start the command and wait for its end."""
+        try:
+            await self.start(params)
+            return await self.wait()
+        except KeyboardInterrupt:  # also between the two
+            await self._abandon()
+            raise
 
     async def start(self, params: dict[str, Any]) -> None:
         """Start the command."""
@@ -252,7 +262,7 @@ class AsyncProcess:
 
     async def _abandon(self) -> None:
         """End a command whose caller does not want it any more, if the sandbox reacts soon."""
-        if self._exit is not None or not self._started or self.background:
+        if self._exit is not None or not self._started or self.background or self._abandoned:
             return
         bound = Deadline(_KILL_TIME)
         try:
@@ -260,6 +270,7 @@ class AsyncProcess:
             if wire is None or not wire.alive:
                 wire = await self._sandbox.wire(bound)
             await wire.call("Process.signal", {"processId": self.id, "signal": "KILL"}, bound)
+            self._abandoned = True
         except TurnstoneError:
             pass  # the process has ended, or its sandbox
 

@@ -222,10 +222,10 @@ class AsyncSandbox:
         process = AsyncProcess(
             self, argv, background=background, stdin=source, deadline=deadline, commands=commands,
             text=script if script is not None else shlex.join(argv))  # fmt: skip
-        await process.start(params)
         if stream or background:
+            await process.start(params)
             return process
-        ended = await process.wait()
+        ended = await process.run(params)
         return _checked(ended, command) if check else ended
 
     async def _parse(self, script: str, deadline: Deadline) -> tuple[Command, ...]:

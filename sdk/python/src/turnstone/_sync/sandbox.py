@@ -223,10 +223,10 @@ class Sandbox:
         process = Process(
             self, argv, background=background, stdin=source, deadline=deadline, commands=commands,
             text=script if script is not None else shlex.join(argv))  # fmt: skip
-        process.start(params)
         if stream or background:
+            process.start(params)
             return process
-        ended = process.wait()
+        ended = process.run(params)
         return _checked(ended, command) if check else ended
 
     def _parse(self, script: str, deadline: Deadline) -> tuple[Command, ...]:
