@@ -72,7 +72,7 @@ func folders(names []string) (args []string) {
 // changed packages only; make check looks at all of them. What takes longest begins first; the scripts are in several
 // parts, so that the end of a run is even. The packages of Kubernetes mostly wait, for an API server and its clients.
 func (s *settings) test(changed []string) []part {
-	packages := s.goTest("packages", s.tested(), "-p", strconv.Itoa(s.cpus+1), "-skip", apart) // some only wait
+	packages := s.goTest("packages", s.tested(), "-p", strconv.Itoa(s.cpus+2), "-skip", apart) // some only wait
 	packages.env = append(packages.env, "TURN_TEST_BROWSER=1")
 	suites := part{name: "suites", argv: []string{"scripts/test-suites"}, env: []string{"TURN_TEST_BROWSER=1"},
 		inputs: []string{"bin/turn", "bin/turn-server", "bin/runsc", "scripts", "sdk", "docs", "internal/ui/web",
@@ -84,7 +84,7 @@ func (s *settings) test(changed []string) []part {
 		if i == 0 {
 			tests += "|^TestScript$"
 		}
-		all = append(all, s.goTest(fmt.Sprintf("scripts %d", i+1), []string{"cmd/turn"}, "-parallel", strconv.Itoa(s.cpus+1),
+		all = append(all, s.goTest(fmt.Sprintf("scripts %d", i+1), []string{"cmd/turn"}, "-parallel", strconv.Itoa(s.cpus+2),
 			"-run", tests))
 	}
 	return append(all, s.goTest("corpus", []string{"internal/bench/corpus"}, "-run", "^TestMachineCorpus"),
