@@ -128,7 +128,7 @@ func TestAdmission(t *testing.T) {
 			t.Errorf("%s: %v, want %q", c.what, err, c.want)
 		}
 	}
-	// what was there can be changed beside its volumes, and go
+	// an object from before the policy can be changed, but for its volumes, and deleted
 	must(t, to.Get(ctx, client.ObjectKeyFromObject(before), before))
 	controllerutil.AddFinalizer(before, agents.Finalizer)
 	must(t, to.Update(ctx, before))

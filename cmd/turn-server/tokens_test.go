@@ -292,6 +292,10 @@ func revoked(t *testing.T, x *pair) {
 		}
 		return ""
 	})
+	status, got := call(t, http.DefaultClient, x.url, made.Token, "TurnService/ListTurns", "{}")
+	if status != http.StatusUnauthorized || refusalOf(t, got).Details[0].Debug.Reason != "revoked" {
+		t.Errorf("after: %d %s", status, got)
+	}
 	refusedAs(t, x.url, made.Token, "revoked")
 }
 

@@ -8,7 +8,8 @@ import (
 	"turnstone.dev/turnstone/internal/cli"
 )
 
-// TestAdmission: who may not read the turn of an object learns who can change it, or that there is no server.
+// TestAdmission: the hint for a turn that the user may not read names the command that admits the user, or that no server
+// is selected.
 func TestAdmission(t *testing.T) {
 	for host, want := range map[string]string{"work": "turn session allow s_1 KEY", "": "no server is selected"} {
 		a := &cli.App{Env: cli.Settings{Options: executor.Options{Dir: t.TempDir()}, Host: host}}

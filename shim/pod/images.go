@@ -11,8 +11,8 @@ import (
 	"turnstone.dev/turnstone/wire"
 )
 
-// images are what is mounted in the sandbox of images of the host. They stay until the sandbox ends: a container that is
-// made again has the same one.
+// images are the host's images that are mounted in the sandbox. They stay mounted until the sandbox ends, for containers
+// that are made again.
 type images struct {
 	onHost  rootfs.Images
 	mounted names // images that are being mounted

@@ -188,6 +188,11 @@ func (x *Images) Sweep() {
 		if err != nil || lock == nil { // it is being made
 			continue
 		}
+		if _, err := os.Stat(base + imageEnd); err == nil && current(text) { // it was finished meanwhile
+			_ = os.Remove(base + lockEnd)
+			lock.Release()
+			continue
+		}
 		for _, end := range []string{imageEnd, newEnd, layersEnd, lockEnd} {
 			_ = os.Remove(base + end)
 		}

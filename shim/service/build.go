@@ -63,6 +63,9 @@ func makeImage(group string) func(ctx context.Context, o rootfs.Order) error {
 // groupFile returns the file that takes processes into the control group, of version 2, in which this process is; empty:
 // there is none.
 func groupFile() string {
+	if !unified() {
+		return ""
+	}
 	text, _ := os.ReadFile("/proc/self/cgroup")
 	for line := range strings.SplitSeq(string(text), "\n") {
 		if path, ok := strings.CutPrefix(line, "0::/"); ok {

@@ -28,6 +28,9 @@ func TestMakeImage(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("a mount namespace takes root")
 	}
+	if _, err := os.Stat(groupFile()); groupFile() != "" && err != nil { // a write would make it
+		t.Errorf("the file of the control group: %v", err)
+	}
 	layer := t.TempDir()
 	if err := os.WriteFile(filepath.Join(layer, "a"), []byte("text"), 0o600); err != nil {
 		t.Fatal(err)

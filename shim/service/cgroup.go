@@ -20,7 +20,7 @@ func joinCgroup(parent, id string) error {
 	if !filepath.IsAbs(parent) {
 		return errors.New("its name is no path")
 	}
-	if _, err := os.Stat(filepath.Join(groupRoot, "cgroup.controllers")); err != nil {
+	if !unified() {
 		return errors.New("the host has no control groups of version 2")
 	}
 	dir := filepath.Join(groupRoot, filepath.Clean(parent), groupName(id))
@@ -28,6 +28,12 @@ func joinCgroup(parent, id string) error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
+}
+
+// unified reports whether the host has control groups of version 2.
+func unified() bool {
+	_, err := os.Stat(filepath.Join(groupRoot, "cgroup.controllers"))
+	return err == nil
 }
 
 func groupName(id string) string { return "turnstone-" + id }

@@ -55,6 +55,6 @@ func short(replicas int32, w Waiting) (reason, message string) {
 	case w.Making > 0:
 		return poolFilling, ""
 	}
-	return poolRoom, fmt.Sprintf("%d of %d sandboxes wait, and none is being made: the nodes are building or pulling what it is "+
-		"of, or cannot, which their logs say, or have no room for more within node.pool_memory", w.Ready, replicas)
+	return poolRoom, fmt.Sprintf("%d of %d sandboxes wait, and none is being made: the nodes build the template or pull the image, "+
+		"or cannot (see their logs), or have no room for more within node.pool_memory", w.Ready, replicas)
 }

@@ -52,7 +52,7 @@ func makeRoot(id string, c *guest.Container) error {
 	return enterRoot(root)
 }
 
-// overlay mounts the image at root, with what is written in a folder of the sandbox's disk.
+// overlay mounts the image at root. Writes go to the folder writes of the sandbox's disk.
 func overlay(image, writes, root string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(image, &st); err != nil {
@@ -64,7 +64,7 @@ func overlay(image, writes, root string) error {
 			return err
 		}
 	}
-	// the overlay's root is that of what is written
+	// the root of an overlay has the attributes of its upper directory
 	err := errors.Join(unix.Chown(upper, int(st.Uid), int(st.Gid)), unix.Chmod(upper, st.Mode&0o7777),
 		unix.UtimesNano(upper, []unix.Timespec{st.Mtim, st.Mtim}))
 	if err != nil {
